@@ -43,8 +43,7 @@ from cli.commands.wait import wait
 from cli.commands.workers import workers
 from cli.examples import examples_text
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, UNREACHABLE, USAGE, exit_code_of
-from cli.output.render import print_error
-from cli.output.streams import discard, open_closed_streams
+from cli.output.console import discard, open_closed_streams, print_error
 
 DISTRIBUTION = "sparse-compile-farm"
 

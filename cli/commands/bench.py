@@ -13,12 +13,13 @@ from typer.core import TyperGroup
 
 from cli.commands.graphchallenge import graphchallenge
 from cli.commands.network import network
+from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
 from cli.options.build import Accumulate, AssemblerName, InputShapes, NoTuning, Optimisation
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import Quiet
 from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of
-from cli.output.bench_results import JsonTo, PlotFolder, draw, json_file, peers_of, show
-from cli.output.render import print_json, stderr, stdout
+from cli.output.console import print_json, stderr, stdout
+from cli.output.results import draw, show
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

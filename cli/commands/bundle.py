@@ -11,8 +11,9 @@ from rich.text import Text
 
 from cli.exit_codes import BLOB_LOST, OK
 from cli.options.output import AsJson
+from cli.output.console import print_error, print_json, stdout
+from cli.output.format import counted, magnitude, size
 from cli.output.layers import shape_text
-from cli.output.render import counted, magnitude, print_error, print_json, size, stdout
 from cli.output.table import EXTRA, Column, fitted_table
 
 if TYPE_CHECKING:

@@ -13,17 +13,9 @@ from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson
 from cli.options.parse import bytes_of, seconds_of
 from cli.output.atomic_file import write_output
-from cli.output.render import (
-    counted,
-    duration,
-    plain_table,
-    print_error,
-    print_json,
-    print_warning,
-    size,
-    stderr,
-    stdout,
-)
+from cli.output.console import print_error, print_json, print_warning, stderr, stdout
+from cli.output.format import counted, duration, size
+from cli.output.table import plain_table
 from cli.progress.spinner import counting
 from farm.errors import UsageError
 

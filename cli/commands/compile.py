@@ -15,9 +15,10 @@ from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson, Quiet
 from cli.options.parse import check_output_folder
+from cli.output.console import print_json, print_warning, stderr, stdout
 from cli.output.failures import failure_lines
+from cli.output.jobs import counts_line, job_json, job_table, status_text
 from cli.output.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines
-from cli.output.render import counts_line, job_json, job_table, print_json, print_warning, status_text, stderr, stdout
 from farm.jobs.model import JobDetail, Status
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.options.output import AsJson
-from cli.output.render import plain_table, print_json, stdout
+from cli.output.console import print_json, stdout
+from cli.output.table import plain_table
 
 if TYPE_CHECKING:
     from farm.config.settings import Settings

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from cli.options.parse import seconds_of
-from cli.output.render import counted, stdout
+from cli.output.console import stdout
+from cli.output.format import counted
 from cli.progress.spinner import counting
 
 app = typer.Typer(help="The ledger's database.", no_args_is_help=True)

@@ -11,7 +11,7 @@ from cli.commands.compile import compile_models
 from cli.commands.fetch import fetch
 from cli.commands.status import status
 from cli.commands.verify import verify
-from cli.output.render import stderr
+from cli.output.console import stderr
 from farm.errors import UsageError
 
 ARCHS = "sm_80,sm_90,sm_120"

@@ -11,7 +11,9 @@ from rich.text import Text
 
 from cli.exit_codes import OK, UNREACHABLE
 from cli.options.output import AsJson
-from cli.output.render import archs_text, plain_table, print_json, stdout
+from cli.output.console import print_json, stdout
+from cli.output.format import archs_text
+from cli.output.table import plain_table
 
 if TYPE_CHECKING:
     from farm.config.settings import Settings

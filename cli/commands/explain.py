@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from cli.options.output import AsJson
-from cli.output.render import print_json, stdout
+from cli.output.console import print_json, stdout
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
+from cli.options.bench import JsonTo, json_file, peers_of
 from cli.options.gpu import Compilers, Local, Seed
 from cli.options.output import Quiet
 from cli.options.parse import numbers_of
-from cli.output.bench_results import JsonTo, json_file, peers_of, show
+from cli.output.console import stderr, stdout
 from cli.output.graphchallenge import progress_line
-from cli.output.render import stderr, stdout
+from cli.output.results import show
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,10 @@ from rich.text import Text
 
 from cli.options.jobs import OneJob
 from cli.options.output import AsJson
+from cli.output.console import print_json, stdout
 from cli.output.failures import failure_lines, failures_json
+from cli.output.format import duration, moment, size
+from cli.output.jobs import job_json, job_seconds, job_state
 from cli.output.layers import (
     assembler_lines,
     code_table,
@@ -17,10 +20,9 @@ from cli.output.layers import (
     layer_table,
     left_out_lines,
     lowered_lines,
+    totals_json,
     tuning_lines,
 )
-from cli.output.render import duration, job_json, job_seconds, job_state, moment, print_json, size, stdout
-from cli.output.totals import totals_json
 from farm.jobs.model import JobDetail
 
 

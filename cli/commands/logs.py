@@ -11,8 +11,8 @@ from rich.text import Text
 
 from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
 from cli.options.jobs import OneJob
-from cli.output.render import moment, stderr, stdout
-from cli.output.streams import StreamConsole
+from cli.output.console import StreamConsole, stderr, stdout
+from cli.output.format import moment
 from cli.progress.eta import EVERY_SECONDS, standing_of
 from farm.jobs.model import Status
 

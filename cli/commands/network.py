@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
 from cli.options.build import InputShapes, NoTuning
 from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
 from cli.options.gpu import Compilers, Local, Seed
 from cli.options.output import Quiet
 from cli.options.parse import input_shapes_of, numbers_of
-from cli.output.bench_results import JsonTo, PlotFolder, json_file, peers_of, show
-from cli.output.render import stderr
+from cli.output.console import stderr
+from cli.output.results import show
 from farm.errors import JobFailedError, UsageError
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from rich.text import Text
 from cli.exit_codes import OK, USAGE
 from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson
+from cli.output.console import print_json, print_warning, stdout
+from cli.output.coverage import coverage_json, coverage_line, skipped_json, skipped_lines
+from cli.output.format import archs_text, counted, duration, size
 from cli.output.layers import shape_of
-from cli.output.render import archs_text, counted, duration, print_json, print_warning, size, skipped_json, stdout
-from cli.output.skipped import skipped_lines
 from cli.output.table import EXTRA, Column, fitted_table, without_column
-from cli.output.totals import coverage_json, coverage_line
 
 if TYPE_CHECKING:
     from farm.reports.coverage import Coverage

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from cli.options.jobs import OfSubmission
 from cli.output.atomic_file import write_output
-from cli.output.render import size, stdout
+from cli.output.console import stdout
+from cli.output.format import size
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

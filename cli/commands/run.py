@@ -12,7 +12,7 @@ from rich.text import Text
 
 from cli.exit_codes import OK
 from cli.output.atomic_file import write_output
-from cli.output.render import stdout
+from cli.output.console import stdout
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

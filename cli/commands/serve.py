@@ -14,7 +14,8 @@ from rich.text import Text
 
 from cli.commands.cache import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
-from cli.output.render import built_how, counted, duration, stderr
+from cli.output.console import stderr
+from cli.output.format import built_how, counted, duration
 from cli.progress.eta import EVERY_SECONDS, standing_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome, Status
 from farm.scheduler.progress import Progress, RunStatus

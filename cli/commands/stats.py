@@ -8,7 +8,9 @@ import typer
 from rich.console import Console
 
 from cli.options.output import AsJson
-from cli.output.render import duration, plain_table, print_json, size, stdout
+from cli.output.console import print_json, stdout
+from cli.output.format import duration, size
+from cli.output.table import plain_table
 
 if TYPE_CHECKING:
     from farm.ledger import StageStatistics, Statistics

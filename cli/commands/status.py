@@ -13,7 +13,8 @@ from rich.text import Text
 from cli.options.jobs import OfSubmission
 from cli.options.output import AsJson
 from cli.options.parse import arch_of
-from cli.output.render import counts_line, job_json, job_table, print_json, stdout
+from cli.output.console import print_json, stdout
+from cli.output.jobs import counts_line, job_json, job_table
 from farm.errors import UsageError
 from farm.jobs.model import Job, Status
 

@@ -9,7 +9,9 @@ from rich.text import Text
 from cli.exit_codes import OK, USAGE
 from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson
-from cli.output.render import counted, job_json, print_json, print_warning, stderr, stdout
+from cli.output.console import print_json, print_warning, stderr, stdout
+from cli.output.format import counted
+from cli.output.jobs import job_json
 
 if TYPE_CHECKING:
     from farm.api import Farm

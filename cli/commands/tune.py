@@ -15,7 +15,7 @@ from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import AsJson, Quiet
 from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, seconds_of
-from cli.output.render import print_json, stderr, stdout
+from cli.output.console import print_json, stderr, stdout
 from cli.output.tuning import outcome_json, outcome_table, tuned_line, wrong_lines
 from farm.errors import UsageError
 

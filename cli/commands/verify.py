@@ -14,8 +14,9 @@ from cli.exit_codes import JOB_FAILED, OK
 from cli.options.gpu import Local
 from cli.options.jobs import OneJob
 from cli.options.output import AsJson
+from cli.output.console import print_json, stderr, stdout
+from cli.output.format import counted
 from cli.output.network_verdict import print_network
-from cli.output.render import counted, print_json, stderr, stdout
 from cli.output.table import Column, fitted_table, without_column
 from farm.errors import UsageError
 

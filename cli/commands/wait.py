@@ -14,7 +14,9 @@ from cli.exit_codes import INTERRUPTED, UNFINISHED, exit_code_of_job
 from cli.options.jobs import JobsOrLatest, OfSubmission, selected_jobs
 from cli.options.output import AsJson
 from cli.options.parse import seconds_of
-from cli.output.render import counted, job_json, print_json, status_text, stderr, stdout
+from cli.output.console import print_json, stderr, stdout
+from cli.output.format import counted
+from cli.output.jobs import job_json, status_text
 
 if TYPE_CHECKING:
     from farm.api import Farm

@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.options.output import AsJson
-from cli.output.render import duration, moment, plain_table, print_json, stdout
+from cli.output.console import print_json, stdout
+from cli.output.format import duration, moment
+from cli.output.table import plain_table
 
 if TYPE_CHECKING:
     from farm.ledger import CoordinatorState

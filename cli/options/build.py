@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from cli.options.parse import accumulator_of, archs_of, assembler_of, bytes_of, form_of, input_shapes_of
-from cli.output.render import print_error
+from cli.output.console import print_error
 from codegen.errors import CheckpointError
 from farm.jobs.model import BuildOptions
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from cli.output.render import plain_table
+from cli.output.table import plain_table
 from farm.bench.layers.contenders import GENERATED, PEERS, title_of
 from farm.bench.layers.paper import PaperRow
 from farm.bench.layers.results import Measurement, Results

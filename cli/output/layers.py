@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
 from rich.text import Text
 
-from cli.output.render import archs_text, counted, duration, ptxas_time, size
-from cli.output.skipped import skipped_lines
+from cli.output.coverage import skipped_lines
+from cli.output.format import archs_text, counted, duration, ptxas_time, size
 from cli.output.table import EXTRA, Column, fitted_table, without_column
-from cli.output.totals import arch_totals
 from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part
 from codegen.toolchain.ptxas import level_of, ptxas_options
@@ -66,6 +65,55 @@ def _layer_code(arch: str, results: Sequence[BuildResult]) -> LayerCode:
         rewrite_seconds=sum(result.rewrite_seconds for result in results),
         ptxas=ptxas_time(results),
     )
+
+
+@dataclass(frozen=True)
+class ArchTotal:
+    """The cubins of a job for one architecture, summed over its layers."""
+
+    arch: str
+    cubins: int
+    """Finished cubins."""
+    cubins_of: int
+    hits: int
+    ptxas_seconds: float
+    """Time of ptxas, including that of cached cubins when they were built."""
+    registers: int
+    """Maximum over the cubins."""
+    spill_bytes: int
+    cubin_bytes: int
+
+
+def arch_totals(detail: JobDetail) -> list[ArchTotal]:
+    """Sums for each of the job's architectures, in their order."""
+    options = detail.job.options
+    totals = []
+    for arch in options.archs:
+        there = [result for result in detail.results if result.arch == arch and result.cubin]
+        totals.append(
+            ArchTotal(
+                arch=arch,
+                cubins=len(there),
+                cubins_of=sum(len(build.parts_of(arch)) for build in detail.builds if arch in build.archs(options)),
+                hits=sum(result.outcome is Outcome.HIT for result in there),
+                ptxas_seconds=sum(result.ptxas_seconds for result in there if result.assembler == "ptxas"),
+                registers=max((result.registers for result in there), default=0),
+                spill_bytes=sum(result.spill_bytes for result in there),
+                cubin_bytes=sum(result.cubin_bytes for result in there),
+            )
+        )
+    return totals
+
+
+def totals_json(detail: JobDetail) -> dict[str, Any]:
+    """Sums over the layers as JSON."""
+    layers = {build.position: build for build in detail.builds}.values()
+    return {
+        "layers": len(layers),
+        "weights": sum(build.spec.weights_count for build in layers),
+        "nonzeros": sum(build.nonzeros for build in layers),
+        "archs": [asdict(total) for total in arch_totals(detail)],
+    }
 
 
 LAYER_COLUMNS = (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.output.render import counted, print_json, stdout
+from cli.output.console import print_json, stdout
+from cli.output.format import counted
 from cli.output.table import Column, fitted_table
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
+from rich.table import Table
 from rich.text import Text
 
 Cell = str | Text
@@ -125,3 +126,8 @@ def cut_middle(text: str, width: int) -> str:
 def cut_end(text: str, width: int) -> str:
     """At most so many columns of a screen: the beginning."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + ELLIPSIS
+
+
+def plain_table(width: int) -> Table:
+    """A table without lines, with wider gaps on a wide terminal."""
+    return Table(box=None, padding=(0, 2 if width >= WIDE else 1, 0, 0), pad_edge=False, header_style="bold")

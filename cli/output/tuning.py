@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from cli.output.render import counted, plain_table
+from cli.output.format import counted
+from cli.output.table import plain_table
 from codegen.ir.layer_spec import Linear
 
 if TYPE_CHECKING:

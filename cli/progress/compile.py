@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from cli.output.render import built_how, counted, duration
+from cli.output.format import built_how, counted, duration
 from cli.progress.eta import standing_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome
 from farm.scheduler.progress import Progress, RunStatus

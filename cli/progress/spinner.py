@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cli.output.render import stderr
+from cli.output.console import stderr
 
 if TYPE_CHECKING:
     from farm.maintenance.inventory import Tell

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.output.render import counted, duration, percent
+from cli.output.format import counted, duration, percent
 from cli.report.figures import Figure
 from cli.report.template import render
 from farm.jobs.model import Job, Outcome, Status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cli.output.render import counted, duration, magnitude, microseconds, percent, size
+from cli.output.format import counted, duration, magnitude, microseconds, percent, size
 
 
 def render(template: str, **values: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from cli.exit_codes import OK, UNREACHABLE, USAGE
 from cli.main import run
-from cli.output.bench_results import peers_of
+from cli.options.bench import peers_of
 from codegen.errors import DeviceError
 from farm.bench.layers.benchmark import Plan, resumed
 from farm.bench.layers.results import Results, write_results

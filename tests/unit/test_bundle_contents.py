@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from cli.main import run
 from cli.options.parse import check_output_folder
-from cli.output.render import magnitude
+from cli.output.format import magnitude
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import SkippedLayer
 from codegen.model_zoo import lenet5, write_network

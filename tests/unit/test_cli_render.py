@@ -11,9 +11,17 @@ import pytest
 from rich.console import Console
 
 from cli.output.failures import failure_lines
-from cli.output.layers import code_table, compiled_line, folded_lines, layer_json, layer_table, tuning_lines
-from cli.output.render import built_how, counted, counts_line, duration, job_json, moment, size
-from cli.output.totals import totals_json
+from cli.output.format import built_how, counted, duration, moment, size
+from cli.output.jobs import counts_line, job_json
+from cli.output.layers import (
+    code_table,
+    compiled_line,
+    folded_lines,
+    layer_json,
+    layer_table,
+    totals_json,
+    tuning_lines,
+)
 from cli.output.tuning import outcome_table, record_table
 from codegen.ir.layer_spec import Conv2d, Linear
 from codegen.ir.tiling import Part, Tiling

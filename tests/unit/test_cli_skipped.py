@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cli.output.skipped import skipped_lines
+from cli.output.coverage import skipped_lines
 from codegen.ir.layer_spec import SkippedLayer
 from farm.reports.coverage import coverage_of, coverage_warning
 from tests.bundle_samples import build

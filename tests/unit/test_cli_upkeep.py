@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from cli.output.render import size
+from cli.output.format import size
 from farm.jobs.model import Status
 from farm.ledger.running import Outlook
 from farm.store.disk import DiskStore

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from cli.output.render import PIPE_WIDTH, counts_line, job_json, job_state, job_table
+from cli.output.console import PIPE_WIDTH
+from cli.output.jobs import counts_line, job_json, job_state, job_table
 from farm.jobs.model import BuildOptions, Status
 from tests.unit.test_cli_render import NOW, REASON, job, shown
 
