@@ -1,4 +1,4 @@
-"""Examples of the main commands, shown below their --help."""
+"""Examples of the main commands, shown at the end of their --help."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "qualify": ("farm qualify", "farm qualify --layers 10000 --budget 5min"),
     "doctor": ("farm doctor", "farm doctor --archs"),
 }
-"""By command; `farm` is the program's own help."""
+"""Command lines by command; `farm` is the program itself."""
 
 
 def examples_text(command: str) -> str | None:
-    """The end of a command's help; None where there are no examples."""
+    """The examples of a command as text; None if it has none."""
     lines = EXAMPLES.get(command)
     return "\n".join(["Examples:", *(f"  {line}" for line in lines)]) if lines else None

@@ -1,4 +1,4 @@
-"""The command `farm`, and the one place where an error becomes an exit code."""
+"""The command `farm`: registers every command and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DISTRIBUTION = "sparse-compile-farm"
 
 app = typer.Typer(
     name="farm",
-    help="Compiles pruned neural networks to GPU machine code made for one set of weights.",
+    help="Compile pruned neural networks to GPU machine code specialised for one set of weights.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -74,7 +74,7 @@ SPEED, OPERATION = "Speed on a GPU", "Operation"
 
 
 def _add(name: str, command: Callable[..., Any], group: str) -> None:
-    """A command in its group of `farm --help`, with examples below its own help."""
+    """Register a command in a group of `farm --help`, with examples below its own help."""
     app.command(name, rich_help_panel=group, epilog=examples_text(name))(command)
 
 
@@ -84,7 +84,7 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Compiles pruned neural networks to GPU machine code made for one set of weights."""
+    """Compile pruned neural networks to GPU machine code specialised for one set of weights."""
 
 
 _add("compile", compile_models, COMPILE)
@@ -126,16 +126,16 @@ def root_command() -> Any:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing to a full or broken disk fails with."""
+"""Errors of writing to a full or broken disk."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command; gives its exit code (cli/exit_codes.py). Errors go to stderr, in one line each."""
+    """Run one command and return its exit code (cli/exit_codes.py). Each error is one line on stderr."""
     code = _run(arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        discard(sys.stdout)  # what it still holds must not fail at the end of the program
+        discard(sys.stdout)  # its buffer must not fail at the end of the program
     except OSError as error:
         code = _output_lost(error)
     return code
@@ -144,7 +144,7 @@ def run(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     command = root_command()
     try:
-        # Not `app()`: that would exit by itself, with codes of its own.
+        # Not `app()`, which exits by itself with its own codes.
         with command.make_context("farm", list(arguments)) as context:
             result = command.invoke(context)
     except typer.Exit as end:
@@ -155,13 +155,13 @@ def _run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except (BrokenPipeError, SystemExit):
-        discard(sys.stdout)  # typer's help was printed, by a console of Rich's own, and its reader has seen enough
+        discard(sys.stdout)  # Typer prints its help with a console of its own, which raises when the reader is gone
         return OK
     except OSError as error:
-        if error.errno in FULL and error.filename is None:  # a file that is open already: what we print to
+        if error.errno in FULL and error.filename is None:  # an open file: stdout
             return _output_lost(error)
         return _defect()
-    except Exception as error:  # noqa: BLE001 - the last stop: whatever is not one of ours is a defect, shown with its traceback
+    except Exception as error:  # noqa: BLE001 - any other exception is a bug, shown with its traceback
         code = exit_code_of(error)
         if code is None:
             return _defect()
@@ -171,28 +171,28 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _defect() -> int:
-    """The error that is being handled is none that the farm knows."""
+    """Report the exception being handled, which the farm does not raise on purpose, as a bug."""
     traceback.print_exc()
-    print_error("internal error: this is a bug in farm, see the traceback above")
+    print_error("internal error: this is a bug in farm; see the traceback above")
     return INTERNAL
 
 
 def _output_lost(error: OSError) -> int:
     discard(sys.stdout)
-    print_error(f"the output cannot be written: {error.strerror}: make room, or send it elsewhere")
+    print_error(f"cannot write the output: {error.strerror}. Free disk space, or redirect it elsewhere.")
     return UNREACHABLE
 
 
 def _print_usage_error(error: typer.TyperException) -> None:
-    """What typer found wrong; for a command without arguments it has printed the help, and has no message."""
+    """Print Typer's error; it has no message where Typer printed the help for a command without arguments."""
     if message := error.format_message():
         context: typer.Context | None = getattr(error, "ctx", None)
         where = context.command_path if context else "farm"
-        print_error(f"{message.rstrip('.')}: {where} --help shows what there is")
+        print_error(f"{message.rstrip('.')}. {where} --help lists the options.")
 
 
 GARBAGE_THRESHOLD = 20_000
-"""New objects before Python looks for cycles: imports make thousands, which stay."""
+"""Allocations between garbage collections: imports allocate thousands of objects that stay."""
 
 
 def main() -> None:
@@ -201,7 +201,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     gc.set_threshold(GARBAGE_THRESHOLD)
     code = run(sys.argv[1:])
-    gc.freeze()  # the process ends: a last look through all there is would take a quarter of a short command's time
+    gc.freeze()  # a last collection would take a quarter of a short command's time
     if code == INTERRUPTED:
         sys.stderr.flush()
         os._exit(code)  # threads that Ray leaves behind can crash the interpreter's orderly end
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM is Ctrl-C; while that is obeyed, another does not disturb it."""
+    """Handle SIGTERM as Ctrl-C; further signals are ignored during the cleanup."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt

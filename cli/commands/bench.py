@@ -1,4 +1,4 @@
-"""`farm bench`: the generated kernels against what a user would call instead."""
+"""`farm bench`: measure generated kernels against the libraries that one would use instead."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ RUN = "run"
 
 Sets = Annotated[
     int | None,
-    typer.Option("--sets", metavar="N", min=1, help="Data sets used in turn; if not given, enough to keep L2 cold."),
+    typer.Option(
+        "--sets", metavar="N", min=1, help="Data sets used in turn; by default enough to keep the L2 cache cold."
+    ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the file that --json names.")]
 
 
 class _BenchGroup(TyperGroup):
-    """What is no command's name begins the arguments of `run`."""
+    """A group that runs `run` if its first argument is no command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
@@ -70,9 +72,7 @@ def run(
     data_type: DataTypes = "float32",
     peers: Annotated[
         str,
-        typer.Option(
-            "--peers", metavar="NAME,...", help="Peers to compare with, by their names in the JSON; all or none."
-        ),
+        typer.Option("--peers", metavar="NAME,...", help="Peers to compare with, by name; all or none."),
     ] = "all",
     input_shape: InputShapes = None,
     accumulate: Accumulate = "float32",
@@ -95,7 +95,16 @@ def run(
     local: Local = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure kernels on a GPU: results checked, CUDA graphs replayed with a cold L2 cache, median times."""
+    """Measure kernels on a GPU: results checked, CUDA graphs replayed with a cold L2 cache, median times.
+
+    `run` may be left out: farm bench model.onnx. The table has a line per layer, batch size, sparsity and data type:
+    time, prediction of the cost model, share of the roofline, and speed-up over each peer. The roofline is the larger
+    of the non-zero work at the GPU's peak and input and output at its memory bandwidth.
+
+    Peers run the dense layer (cuDNN, cuBLAS) or the sparse one (cuSPARSE, Escoin, GiMMiK) on the same inputs, without
+    bias and activation; they need torch. A peer with wrong results has no time; a generated kernel with wrong results
+    makes the exit code 100.
+    """
     from farm.bench.layers.benchmark import Plan
     from farm.bench.layers.contenders import PEERS
     from farm.config.settings import load_settings
@@ -185,17 +194,17 @@ app.command("graphchallenge")(graphchallenge)
 
 @app.command("plot")
 def plot_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What farm bench --json wrote.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the figures are written.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that farm bench --json wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write.")],
 ) -> None:
-    """Draw the figures of a file of farm bench, without a GPU, and print its tables."""
+    """Draw the figures of a results file and print its tables; needs no GPU."""
     from farm.bench.layers.results import read_results
 
     show(read_results(file), as_json=False, folder=folder)
 
 
 def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, quiet: bool) -> Results:
-    """Runs the benchmark with a bar on a terminal, a line per case elsewhere."""
+    """Run the benchmark with a progress bar on a terminal, else a line per case."""
     from cli.output.bench import progress_line
     from cli.progress.gpu_bar import WorkBar
     from farm.bench.layers.benchmark import benchmark
@@ -211,14 +220,14 @@ def measured(settings: Any, cases: Sequence[Case], plan: Plan, *, local: bool, q
 
 
 def file_of(json_to: str | None, *, resume: bool) -> Path | None:
-    """The file of --json, if it names one. Raises UsageError for a --resume without."""
+    """The file that --json names; None for stdout. Raises UsageError for --resume without a file."""
     file = json_file(json_to)
     if resume and file is None:
-        raise UsageError("--resume: name the file to go on with, as in --json results.json --resume")
+        raise UsageError("--resume needs a file: add --json results.json")
     return file
 
 
 def _positive(option: str, value: float | None) -> float | None:
     if value is not None and not 0 < value < float("inf"):
-        raise UsageError(f"{option} {value:g}: it is a number above 0")
+        raise UsageError(f"{option} {value:g}: expected a number above 0")
     return None if value is None else value * 1e12

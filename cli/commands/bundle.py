@@ -1,4 +1,4 @@
-"""`farm bundle`: what a bundle holds, and whether it is whole."""
+"""`farm bundle`: the contents of a bundle, and its digests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def show(
     bundle: BundlePath,
     as_json: AsJson = False,
 ) -> int:
-    """Show a bundle's layers, architectures and bytes, what is compiled and what is left to the framework."""
+    """Show a bundle's layers, architectures and bytes, what is compiled and what is left to the framework.
+
+    Shares are of the multiply-adds of all layers with weights, zeros included.
+    """
     from farm.bundle.contents import contents_of
     from farm.bundle.reader import Bundle
 
@@ -87,7 +90,7 @@ def _head(bundle: Bundle) -> Text:
 
 
 def _rows(contents: LayerContents) -> list[list[str | Text]]:
-    """One for each architecture; what they have in common is on the first."""
+    """One row per architecture; only the first has the layer's common facts."""
     layer = contents.layer
     rows: list[list[str | Text]] = []
     for arch, count in contents.bytes_by_arch.items():
@@ -105,7 +108,7 @@ def _rows(contents: LayerContents) -> list[list[str | Text]]:
 
 
 def _lines(bundle: Bundle, contents: Contents) -> list[str]:
-    """What the table does not say."""
+    """Facts of the bundle below the table of layers."""
     lines = []
     if bundle.has_network:
         given, made = (

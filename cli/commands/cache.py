@@ -1,4 +1,4 @@
-"""`farm cache`: what the store holds, and what of it may go."""
+"""`farm cache`: list, verify, fill and clean the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cli.output.atomic_file import write_output
 from cli.output.console import print_error, print_json, print_warning, stderr, stdout
 from cli.output.format import counted, duration, size
 from cli.output.table import plain_table
-from cli.progress.spinner import counting
+from cli.progress.spinner import spinner
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,20 +41,25 @@ def list_cache(
         str | None, typer.Option("--stage", metavar="STAGE", help="List the entries of one stage, as in cubin.")
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", metavar="NAME", help="Only what jobs of this namespace made.")
+        str | None, typer.Option("--namespace", metavar="NAME", help="Only entries built by jobs of this namespace.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: show at most this many.")
+        int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: maximum number of entries.")
     ] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the store holds by stage: how many, how large, how long since first and last use."""
-    with _farm() as farm, counting("reading the store") as tell:
+    """Show the entries of the store by stage: number, size, and time since the last use.
+
+    NEEDED counts entries that jobs in the ledger refer to. OLDEST and NEWEST are times since the last use, to the
+    hour. `weights` belong to jobs; `other` are blobs of neither a record nor a job; a `ranking` is the cost model's
+    order of a layer's tilings.
+    """
+    with _farm() as farm, spinner("reading the store") as tell:
         inventory, references = farm.inventory(tell)
     rows = _rows(inventory, references, namespace)
     stages = sorted({row["stage"] for row in rows})
     if stage is not None and stage not in stages:
-        raise UsageError(f"--stage {stage}: there is nothing of it; the stages are {', '.join(stages) or 'none yet'}")
+        raise UsageError(f"--stage {stage}: the store has no such entries. Its stages: {', '.join(stages) or 'none'}.")
     of_stage = [row for row in rows if row["stage"] == stage]
     if as_json:
         document: dict[str, Any] = {"stages": [_summary(name, rows) for name in stages]}
@@ -64,7 +69,7 @@ def list_cache(
             document["entries"] = of_stage[:limit]
         print_json(document)
     elif not rows:
-        stdout().print("nothing: farm compile fills the store")
+        stdout().print("the store is empty: farm compile fills it")
     elif stage is None:
         stdout().print(_summary_table([_summary(name, rows) for name in stages], stdout().width))
         if namespace is None:
@@ -72,12 +77,12 @@ def list_cache(
     else:
         stdout().print(_entry_table(of_stage[:limit], stdout().width))
         if len(of_stage) > limit:
-            stdout().print(f"and {len(of_stage) - limit:,} younger ones: -n shows more")
+            stdout().print(f"and {len(of_stage) - limit:,} more, used later: raise -n")
 
 
 @app.command("get")
 def get(
-    name: Annotated[str, typer.Argument(metavar="DIGEST", help="A blob's digest, or the beginning of one.")],
+    name: Annotated[str, typer.Argument(metavar="DIGEST", help="A blob's digest, or a unique prefix.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.")],
 ) -> None:
     """Write one blob to a file: the PTX of a failed kernel, a cubin, a layer's weights."""
@@ -91,13 +96,13 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A record's key or a blob's digest, or a unique prefix.")],
     force: Annotated[bool, typer.Option("--force", help="Remove it even if jobs still refer to it.")] = False,
 ) -> None:
-    """Remove one record, so that it is built again next time, or one blob."""
+    """Remove one record, so that it is rebuilt on the next use, or one blob."""
     with _farm() as farm:
         removed = farm.remove_cached(name, force=force)
     rest = (
         ""
         if removed.stage == "blob"
-        else ", which is made anew next time; farm cache gc removes its bytes once no job needs them"
+        else "; the next use rebuilds it, and farm cache gc frees its blobs once no job needs them"
     )
     stdout().print(f"removed {removed}{rest}", soft_wrap=True)
 
@@ -106,23 +111,29 @@ def remove(
 def collect(
     older_than: Annotated[
         str | None,
-        typer.Option("--older-than", metavar="DURATION", help="Remove what was not used for this long, as in 30d."),
+        typer.Option("--older-than", metavar="DURATION", help="Remove entries unused for this long, as in 30d."),
     ] = None,
     max_size: Annotated[
         str | None,
-        typer.Option("--max-size", metavar="SIZE", help="Remove what was unused longest until this much is left."),
+        typer.Option(
+            "--max-size", metavar="SIZE", help="Remove the least recently used entries until this much is left."
+        ),
     ] = None,
     namespace: Annotated[
-        str | None, typer.Option("--namespace", metavar="NAME", help="Only records made by jobs of this namespace.")
+        str | None, typer.Option("--namespace", metavar="NAME", help="Only records built by jobs of this namespace.")
     ] = None,
     grace: Annotated[
         str,
-        typer.Option("--grace", metavar="DURATION", help="Keep what was made or used within this time; at least 2h."),
+        typer.Option("--grace", metavar="DURATION", help="Keep entries built or used within this time; at least 2h."),
     ] = "24h",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove old or excess entries and unreferenced blobs; never what a job refers to."""
+    """Collect garbage: remove unreferenced blobs and, beyond the limits, old entries; never those that a job refers to.
+
+    Safe while jobs run, on any machine. It knows only the jobs of the configured database: where several databases
+    share one bucket, it may remove what only the others need. farm serve collects hourly if limits are set.
+    """
     from farm.maintenance.gc import Limits
 
     limits = Limits(
@@ -131,7 +142,7 @@ def collect(
         namespace=namespace,
         grace_seconds=seconds_of("--grace", grace),
     )
-    with _farm() as farm, counting("collecting garbage") as tell:
+    with _farm() as farm, spinner("collecting garbage") as tell:
         done = farm.collect_garbage(limits, dry_run=dry_run, tell=tell)
     if as_json:
         print_json(
@@ -150,31 +161,29 @@ def collect(
     console.print(f"{'would remove' if dry_run else 'removed'} {swept(done)}")
     if done.kept_for_jobs:
         kept = counted(done.kept_for_jobs, "record")
-        console.print(f"{kept} past the limit stay for jobs: farm db prune forgets old ones")
+        console.print(f"{kept} past the limit kept for jobs: farm db prune deletes old jobs")
     if done.kept_young:
-        was = "was" if done.kept_young == 1 else "were"
-        console.print(f"{done.kept_young:,} more would go, but {was} made or used within {grace} (--grace)")
+        young = "1 more entry" if done.kept_young == 1 else f"{done.kept_young:,} more entries"
+        console.print(f"{young} past the limit kept: built or used within {grace} (--grace)")
 
 
 def swept(done: Sweep) -> str:
-    """What goes, or went, and how much is left."""
+    """The records, blobs and bytes removed, and the bytes left."""
     what = f"{counted(len(done.records), 'record')} and {counted(len(done.blobs), 'blob')}"
-    return f"{what}, {size(done.bytes_freed)}; {size(done.bytes_before - done.bytes_freed)} stay"
+    return f"{what}, {size(done.bytes_freed)}; {size(done.bytes_before - done.bytes_freed)} left"
 
 
 @app.command("verify")
 def verify(
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Remove what is damaged, so that it is built again.")
-    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove damaged entries, so that they are rebuilt.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Read every record and blob again and compare it with its digest."""
+    """Read every record and blob and compare it with its digest; the exit code is 39 while any is damaged."""
     from cli.exit_codes import BLOB_LOST, OK
 
     with _farm() as farm:
         counts: dict[str, int] = {}
-        with counting("verifying the store") as tell:
+        with spinner("verifying the store") as tell:
 
             def count(noun: str, so_far: int) -> None:
                 counts[noun] = so_far
@@ -207,17 +216,17 @@ def _farm() -> Farm:
 
 
 def warn_of_other_ledgers(settings: Settings) -> None:
-    """A bucket may be shared by machines each of which has a ledger of its own."""
+    """Warn where a bucket may be shared with machines whose ledgers this one does not know."""
     if settings.store_url.startswith("s3:") and settings.database_url.startswith("sqlite:"):
         stderr().print(
-            "farm: only jobs in this machine's own database count; others that use the bucket lose what is removed",
+            "warning: only jobs in this machine's database are kept; others that use the bucket lose what is removed",
             style="yellow",
             soft_wrap=True,
         )
 
 
 def _rows(inventory: Inventory, references: References, namespace: str | None) -> list[dict[str, Any]]:
-    """Records with their blobs, and blobs without records; what was not used for longest first."""
+    """Records with their blobs, and blobs without records; least recently used first."""
     rows = [
         {
             "stage": entry.stored.stage,
@@ -248,12 +257,17 @@ def _rows(inventory: Inventory, references: References, namespace: str | None) -
 @app.command("warm")
 @build_options(without={"optimisation", "assembler", "strict", "keep_going", "name"})
 def warm(request: BuildRequest) -> int:
-    """Make the templates of models ahead of time, without a job."""
-    with _farm() as farm, counting("making templates") as tell:
+    """Build the templates of models ahead of time, without a job.
+
+    Of the weights only the density matters: there is one template per band of densities. Weights are not stored.
+    """
+    with _farm() as farm, spinner("building templates") as tell:
         made = farm.warm(request.read(farm), request.options, tell, print_warning)
     for failure in made.failures:
         print_error(failure)
-    stdout().print(f"{counted(made.made, 'template')} made in {duration(made.seconds)} of nvcc, {made.hits} were there")
+    stdout().print(
+        f"built {counted(made.made, 'template')} in {duration(made.seconds)} of nvcc, {counted(made.hits, 'hit')}"
+    )
     return JOB_FAILED if made.failures else OK
 
 

@@ -1,4 +1,4 @@
-"""`farm cancel` and `farm retry`: what becomes of jobs that are there already."""
+"""`farm cancel` and `farm retry`: change the state of existing jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farm.api import Farm
 
 LISTED = 20
-"""Jobs named one by one; of more, only the number is told."""
+"""Maximum number of changed jobs that are listed; beyond it only the count is printed."""
 
 Everything = Annotated[bool, typer.Option("-a", "--all", help="All jobs.")]
 
@@ -34,7 +34,10 @@ def cancel(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="With --all: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel unfinished jobs: their tools are killed, what they have built stays in the store."""
+    """Cancel unfinished jobs: their tools are killed, finished cubins stay in the store.
+
+    --all asks first, with the number of jobs. Without a terminal on stdin it needs --yes, else the exit code is 2.
+    """
     ask = _confirm_cancelling if everything and not yes else None
     _change("cancel", lambda farm: farm.cancel, job or [], submission, everything, as_json, ask)
 
@@ -42,7 +45,7 @@ def cancel(
 def retry(
     job: Jobs = None, submission: OfSubmission = None, everything: Everything = False, as_json: AsJson = False
 ) -> None:
-    """Rerun jobs that failed, crashed or were cancelled: only what did not succeed is built."""
+    """Rerun jobs that failed, crashed or were cancelled; builds only what has not succeeded."""
     _change("retry", lambda farm: farm.retry, job or [], submission, everything, as_json)
 
 
@@ -59,10 +62,10 @@ def _change(
     from farm.config.settings import load_settings
 
     if sum((bool(prefixes), submission is not None, everything)) != 1:
-        raise UsageError(f"farm {verb} takes jobs, or --submission ID, or --all")
+        raise UsageError(f"farm {verb} takes either jobs, --submission ID or --all")
     with Farm.open(load_settings()) as farm:
         if confirmed is not None and not confirmed(farm):
-            stderr().print("nothing was cancelled")
+            stderr().print("cancelled nothing")
             return
         named = [farm.job(prefix) for prefix in prefixes]
         if submission is not None:
@@ -78,14 +81,14 @@ def _change(
 
 
 def _confirm_cancelling(farm: Farm) -> bool:
-    """Asks on the terminal, with the number of jobs. Raises UsageError where stdin is no terminal."""
+    """Ask on the terminal, with the number of jobs. Raises UsageError if stdin is no terminal."""
     counts = farm.counts()
     running, pending = counts.get(Status.RUNNING, 0), counts.get(Status.PENDING, 0)
     if not running + pending:
         return True
     what = f"{counted(running + pending, 'job')} ({running:,} RUNNING, {pending:,} PENDING)"
     if not sys.stdin.isatty():
-        raise UsageError(f"--all would cancel {what} and stdin is no terminal to confirm on: add --yes")
+        raise UsageError(f"--all would cancel {what}: stdin is no terminal to confirm on. Add --yes.")
     # typer.confirm would write to stdout, where --json has its one document.
     stderr().print(f"Cancel {what}? [y/N]: ", end="", markup=False)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
@@ -106,7 +109,5 @@ def _print(verb: str, named: Sequence[Job], changed: Sequence[Job]) -> None:
 
 def _why_not(verb: str, job: Job) -> str:
     if verb == "cancel":
-        return f"it is already {job.status}"
-    return (
-        "it has SUCCEEDED: nothing is left to do" if job.status is Status.SUCCEEDED else f"it is already {job.status}"
-    )
+        return f"already {job.status}"
+    return "nothing to retry, it SUCCEEDED" if job.status is Status.SUCCEEDED else f"already {job.status}"

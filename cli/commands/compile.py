@@ -1,4 +1,4 @@
-"""`farm compile`: checkpoints in, cubins in the store; submits, waits and shows."""
+"""`farm compile`: submit checkpoints, compile them here and show the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from farm.api import Farm
 
 LAYERS_OF_JOBS = 3
-"""Up to so many jobs, the end shows every layer."""
+"""Maximum number of jobs whose layers are all shown at the end."""
 
 
 @build_options()
@@ -40,7 +40,10 @@ def compile_models(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compile pruned ONNX checkpoints and wait, with progress. Running it again compiles nothing."""
+    """Compile pruned ONNX checkpoints and wait, with progress. Running it again compiles nothing.
+
+    With several models the exit code is the highest of their jobs'.
+    """
     from cli.progress.compile import CompileProgress
     from farm.api import Farm
     from farm.config.settings import load_settings
@@ -52,7 +55,7 @@ def compile_models(
         if not checkpoints:
             return USAGE
         submission = farm.submit(checkpoints, request.options, name=request.name)
-        ids = list(dict.fromkeys(job.id for job in submission.jobs))  # the same model twice is one job
+        ids = list(dict.fromkeys(job.id for job in submission.jobs))  # a model given twice is one job
         for warning in submission.warnings:
             print_warning(warning)
         try:
@@ -77,17 +80,15 @@ def compile_models(
 
 
 def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:
-    """What became of the jobs, and how they go on."""
+    """Print the state of interrupted jobs, and how they continue."""
     for job_id in ids:
         job = farm.job(job_id)
-        text = f"job {job.id[:8]} ({job.name}) is {job.status}, {job.done} of {job.total} cubins are done"
+        text = f"job {job.id[:8]} ({job.name}) is {job.status}, {job.done} of {job.total} cubins done"
         if job.status is Status.RUNNING:
-            text += "; another coordinator runs it and goes on: farm status --watch shows it"
+            text += "; another coordinator continues it: farm status --watch"
             stderr().print(Text(f"detached: {text}", style="yellow"), soft_wrap=True)
             continue
-        stderr().print(
-            Text(f"interrupted: {text}; {job.reason or 'no reason is known'}", style="yellow"), soft_wrap=True
-        )
+        stderr().print(Text(f"interrupted: {text}; {job.reason or 'unknown reason'}", style="yellow"), soft_wrap=True)
 
 
 def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -> None:

@@ -1,4 +1,4 @@
-"""`farm config`: the settings in effect, and where each comes from."""
+"""`farm config`: the settings in effect, and the origin of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farm.reports.tools import Tool
 
 WITH_SENTENCES = 180
-"""Columns of a terminal from which on each setting is explained beside its value."""
+"""Width of a terminal that has room for a column of explanations."""
 
 app = typer.Typer(help="The settings in effect.", no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def config() -> None:
 def show(
     as_json: AsJson = False,
 ) -> None:
-    """Show each setting, its value and where it came from; then the CUDA tools and g++ that are used."""
+    """Show each setting, its value and its origin, then the CUDA tools and g++ in use."""
     from farm.config.settings import config_path, load_settings
     from farm.reports.tools import effective_tools
 
@@ -81,7 +81,7 @@ def _settings_json(settings: Settings) -> dict[str, Any]:
 
 
 def _raw(value: object) -> object:
-    """As JSON has it: bytes and seconds are numbers, what is not set is null."""
+    """A value as JSON: bytes and seconds as numbers, null if unset."""
     from farm.config.settings import redacted
 
     return redacted(str(value)) if isinstance(value, str | Path) else value

@@ -1,4 +1,4 @@
-"""`farm db`: the ledger's schema."""
+"""`farm db`: the ledger's database."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from cli.options.parse import seconds_of
 from cli.output.console import stdout
 from cli.output.format import counted
-from cli.progress.spinner import counting
+from cli.progress.spinner import spinner
 
 app = typer.Typer(help="The ledger's database.", no_args_is_help=True)
 
@@ -32,7 +32,10 @@ def current() -> None:
 
 @app.command("upgrade")
 def upgrade() -> None:
-    """Upgrade the database to this program's revision."""
+    """Upgrade the database to this program's revision.
+
+    SQLite files are upgraded by every command; a PostgreSQL server is upgraded by this command only.
+    """
     from farm.config.settings import load_settings
     from farm.ledger import database_revision, upgrade_database
 
@@ -46,24 +49,27 @@ def upgrade() -> None:
 def prune(
     older_than: Annotated[
         str,
-        typer.Option("--older-than", metavar="DURATION", help="Jobs that ended this long ago, as in 90d; at least 1h."),
+        typer.Option(
+            "--older-than", metavar="DURATION", help="Age of the jobs since their end, as in 90d; at least 1h."
+        ),
     ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show how many would be removed, and remove nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how many would be deleted.")] = False,
 ) -> None:
-    """Delete old finished jobs with their builds, results and logs; the store is not touched."""
+    """Delete old finished jobs with their builds, results and logs; the store is not touched.
+
+    Jobs are deleted in batches of a few hundred, so that others hardly wait. farm cache gc then frees their blobs.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 
     age_seconds = seconds_of("--older-than", older_than)
     with Farm.open(load_settings()) as farm:
         if dry_run:
-            stdout().print(f"would forget {counted(farm.count_prunable(age_seconds), 'job')}")
+            stdout().print(f"would prune {counted(farm.count_prunable(age_seconds), 'job')}")
             return
         removed = 0
-        with counting("forgetting jobs") as tell:
+        with spinner("pruning jobs") as tell:
             for some in farm.prune(age_seconds):
                 removed += some
                 tell("jobs", removed)
-    stdout().print(f"forgot {counted(removed, 'job')}{'; farm cache gc frees what they needed' if removed else ''}")
+    stdout().print(f"pruned {counted(removed, 'job')}{'; farm cache gc frees their blobs' if removed else ''}")

@@ -1,4 +1,4 @@
-"""`farm demo`: two pruned checkpoints from nothing to verified machine code."""
+"""`farm demo`: two pruned networks from random weights to verified machine code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def demo(
         for path, make in zip(models, (lenet5, alexnet_cifar10), strict=True):
             write_network(path, make(SPARSITY, seed=0))
     except OSError as error:
-        raise UsageError(f"{folder} cannot be written ({error.strerror}): name another folder") from None
+        raise UsageError(f"cannot write {folder}: {error.strerror}. Name another folder.") from None
     _say(f"$ farm compile {models[0]} {models[1]} --arch {ARCHS} --batch 64")
     code = compile_models(models=models, arch=[ARCHS])
     _say("$ farm status -n 2")

@@ -1,4 +1,4 @@
-"""`farm doctor`: checks everything that a compile needs."""
+"""`farm doctor`: check everything that a compile needs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 def doctor(
     archs: Annotated[
-        bool, typer.Option("--archs", help="Only list the architectures: their GPUs, and the driver each needs.")
+        bool, typer.Option("--archs", help="Only list the architectures, with their GPUs and minimum drivers.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Try the toolchain, the store, the database, Ray and the GPU; say how to fix what fails."""
+    """Test the toolchain, the store, the database, Ray and the GPU, with a fix for each failure.
+
+    --archs runs only `ptxas --help`. `yes` means that --arch takes the architecture and its GPUs, in any spelling:
+    sm_89, 8.9, rtx4090, "NVIDIA GeForce RTX 4090". DRIVER is the oldest branch that runs this ptxas's code.
+    """
     from farm.config.settings import load_settings
 
     settings = load_settings()

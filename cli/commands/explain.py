@@ -1,4 +1,4 @@
-"""`farm explain`: why a build was a cache hit, or not."""
+"""`farm explain`: why a build was a cache hit or a miss."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from farm.reports.explanation import Explanation
 
-OUTCOMES = {"hit": ("hit", "green"), "built": ("not a hit, built", "yellow"), "failed": ("failed", "red")}
+OUTCOMES = {"hit": ("hit", "green"), "built": ("miss, built", "yellow"), "failed": ("failed", "red")}
 
 
 def explain(
     build: Annotated[str, typer.Argument(metavar="BUILD", help="JOB/LAYER or JOB/LAYER/ARCH.")],
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a build was or was not a cache hit: its key next to the nearest earlier one."""
+    """Explain why a build was a cache hit or a miss: its key next to the most similar earlier one.
+
+    The build is compared with earlier builds of layers that have the same name and shape, the same weights, or the
+    same template. The nearest key shares most fields; ties go to a layer of the same name, then to the newest.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 
     if not build.partition("/")[2]:
-        raise UsageError(f"'{build}' is not a build: it is JOB/LAYER or JOB/LAYER/ARCH, as in latest/conv1/sm_90")
+        raise UsageError(f"'{build}': expected JOB/LAYER or JOB/LAYER/ARCH, as in latest/conv1/sm_90")
     with Farm.open(load_settings()) as farm:
         job, explanations = farm.explain(build)
     if as_json:
@@ -41,7 +45,7 @@ def explain(
 
 
 def _grouped(explanations: list[Explanation]) -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """What holds for several architectures or parts is said once."""
+    """Explanations as (outcome, lines, names), with architectures and parts of equal lines merged."""
     parts = len({each.part for each in explanations})
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for each in explanations:
@@ -49,7 +53,7 @@ def _grouped(explanations: list[Explanation]) -> list[tuple[str, tuple[str, ...]
         lines = each.lines
         if each.nearest is not None and each.differences:
             use = each.nearest
-            lines = (f"nearest: {use.layer} {use.arch} of job {use.job} ({use.name}); what differs:", *lines)
+            lines = (f"nearest: {use.layer} {use.arch} of job {use.job} ({use.name}); differences:", *lines)
         groups.setdefault((each.outcome.value, lines), []).append(name)
     return [(outcome, lines, names) for (outcome, lines), names in groups.items()]
 

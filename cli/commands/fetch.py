@@ -1,4 +1,4 @@
-"""`farm fetch`: the cubins of jobs and their manifests."""
+"""`farm fetch`: write the bundles of jobs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,26 @@ def fetch(
             "-o",
             "--output",
             metavar="DIR",
-            help="The folder to write, or with a name in .farm one file; of several jobs, one below it each.",
+            help="The folder to write, or one file if it ends in .farm; several jobs get a subfolder each.",
         ),
     ] = Path("bundle"),
     submission: OfSubmission = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Of a job that failed, the layers that were compiled; exits with 104.")
+        bool, typer.Option("--partial", help="Fetch the compiled layers of a failed job; exits with 104.")
     ] = False,
     ptx: Annotated[
         bool, typer.Option("--ptx", help="Add the kernels' PTX, which drivers compile for later GPUs.")
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--verify", help="Read what was written again and check every digest.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--verify", help="Read the bundle again and check every digest.")] = False,
 ) -> int:
-    """Copy the bundles of jobs: cubins per layer and architecture, and manifest.json that says how to launch them."""
+    """Write the bundles of jobs: cubins per layer and architecture, and manifest.json that says how to launch them.
+
+    With --partial the bundle of a failed job has the layers whose cubins were all built; the manifest's `missing`
+    lists the others. If one of several jobs cannot be fetched, the others are, and the exit code tells.
+
+    With --ptx each layer also has PTX of its newest virtual architecture, for GPUs that no cubin fits. It is rebuilt
+    from the stored template and weights. Drivers cache its compiled code up to CUDA_CACHE_MAXSIZE.
+    """
     from farm.api import Farm
     from farm.bundle.reader import Bundle
     from farm.config.settings import load_settings
@@ -56,7 +61,7 @@ def fetch(
             except FarmError as error:
                 if len(jobs) == 1:
                     raise
-                print_error(f"{each.name}: {error}")  # the others are wanted nevertheless
+                print_error(f"{each.name}: {error}")  # continue with the other jobs
                 code = max(code, exit_code_of(error) or 0)
                 continue
             bundle = Bundle(folder)
@@ -70,20 +75,20 @@ def fetch(
 
 
 def _warn(job: Job, missing: Sequence[MissingLayer]) -> None:
-    """What the bundle lacks, on the standard error stream."""
+    """Print the layers that a partial bundle lacks, on stderr."""
     layers = counted(len({each.name for each in missing}), "layer")
-    lines = [f"warning: the bundle of {job.name} is a part, it lacks {layers} and the network around them:"]
+    lines = [f"warning: the bundle of {job.name} is incomplete, without {layers} and the network:"]
     lines += [f"  {each.name} for {', '.join(each.archs)}: {each.reason}" for each in missing]
     stderr().print(Text("\n".join(lines), style="yellow"), soft_wrap=True)
 
 
 def bundle_folders(jobs: Sequence[Job], output: Path) -> list[Path]:
-    """Where each job's bundle goes: one alone into the folder itself, several into folders of their names below it."""
+    """The folder of each job's bundle: `output` itself for one job, subfolders with the jobs' names for several."""
     from farm.bundle.writer import safe_names
 
     if len(jobs) == 1:
         return [output]
     names = [job.name for job in jobs]
-    # Jobs of one name are told apart by their ids.
+    # Jobs with equal names are distinguished by their ids.
     own = [name if names.count(name) == 1 else f"{name}-{job.id[:8]}" for name, job in zip(names, jobs, strict=True)]
     return [output / name for name in safe_names(own)]

@@ -1,4 +1,4 @@
-"""`farm bench graphchallenge`: the sparse DNN challenge on a GPU, or a few of its rows in the emulator."""
+"""`farm bench graphchallenge`: the Sparse DNN GraphChallenge on a GPU, or a few of its rows in the emulator."""
 
 from __future__ import annotations
 
@@ -31,35 +31,47 @@ def graphchallenge(
     network: Annotated[
         str, typer.Argument(metavar="NETWORK", help="radix-net, random, or a folder of TSV files.")
     ] = "radix-net",
-    neurons: Annotated[int, typer.Option("--neurons", metavar="N", min=1, help="Of a made network's layers.")] = 1024,
-    layers: Annotated[str, typer.Option("--layers", metavar="N,...", help="Of made networks.")] = "120",
+    neurons: Annotated[
+        int, typer.Option("--neurons", metavar="N", min=1, help="Neurons per layer of a generated network.")
+    ] = 1024,
+    layers: Annotated[str, typer.Option("--layers", metavar="N,...", help="Layers of generated networks.")] = "120",
     rows: Annotated[
         int | None,
-        typer.Option("--rows", metavar="N", min=1, help="Inputs; by default 60000, in the emulator 32."),
+        typer.Option("--rows", metavar="N", min=1, help="Input rows; by default 60000, in the emulator 32."),
     ] = None,
     inputs: Annotated[
         Path | None,
-        typer.Option("--inputs", metavar="FILE.tsv", help="The challenge's inputs, instead of digits made as large."),
+        typer.Option("--inputs", metavar="FILE.tsv", help="Input rows; by default scaled-up handwritten digits."),
     ] = None,
     seed: Seed = 0,
     peers: Annotated[
-        str, typer.Option("--peers", metavar="NAME,...", help="What else is measured: index, cusparse; all or none.")
+        str, typer.Option("--peers", metavar="NAME,...", help="Peers to compare with: index, cusparse; all or none.")
     ] = "index,cusparse",
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Run every layer's PTX on a few rows, without a GPU; measures nothing.")
+        bool,
+        typer.Option("--emulate", help="Emulate every layer's PTX on a few rows, without a GPU; measures nothing."),
     ] = False,
     json_to: JsonTo = None,
     jobs: Compilers = None,
     local: Local = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure the sparse DNN challenge: compiled layers against cuSPARSE and index kernels, each in one CUDA graph."""
+    """Measure the Sparse DNN GraphChallenge: compiled layers against cuSPARSE and index kernels, as CUDA graphs.
+
+    The challenge computes Y <- min(32, max(0, Y W + b)) layer after layer. Networks are generated (a RadiX-Net, or
+    random edges) or read from TSV files. Rows that become zero are dropped after each of the first ten layers.
+
+    `generated` are layers compiled for their weights, `index` are the same launches with weights and indices in
+    shared memory, `cusparse` is SpMM in CSR. Each is checked against float64; ours being wrong exits with 100.
+
+    TE/S is 10^12 multiply-adds a second of all rows, as the challenge counts; LIVE TE/S counts non-zero rows only.
+    """
     from farm.bench.graphchallenge.benchmark import PEERS
     from farm.config.settings import load_settings
 
     contenders = peers_of(peers, PEERS)
     if emulate and json_to is not None:
-        raise UsageError("--json: nothing is measured with --emulate: leave one of them out")
+        raise UsageError("--json and --emulate cannot be combined: the emulator measures nothing")
     settings = load_settings(overrides={"jobs": jobs})
     count = rows or (EMULATED_ROWS if emulate else None)
     challenges = _challenges(network, neurons, layers, inputs, count, seed)

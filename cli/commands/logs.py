@@ -1,4 +1,4 @@
-"""`farm logs`: what happened in a job."""
+"""`farm logs`: the events of a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
 from cli.options.jobs import OneJob
 from cli.output.console import StreamConsole, stderr, stdout
 from cli.output.format import moment
-from cli.progress.eta import EVERY_SECONDS, standing_of
+from cli.progress.eta import EVERY_SECONDS, job_eta_line
 from farm.jobs.model import Status
 
 if TYPE_CHECKING:
@@ -30,7 +30,10 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Follow until the job ends; the exit code says how.")
     ] = False,
 ) -> int:
-    """Print a job's log: templates, failures with the tool's output, the command to rerun."""
+    """Print a job's log: templates, failures with the tool's output, the command to rerun.
+
+    With --follow it waits for a database that is away. Ctrl-C stops following, not the job.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 
@@ -42,22 +45,22 @@ def logs(
             return OK
         try:
             return exit_code_of_job(_follow(farm, found, console))
-        except KeyboardInterrupt:  # following ends, the job goes on
+        except KeyboardInterrupt:  # stops following, not the job
             return INTERRUPTED
 
 
 def _follow(farm: Farm, job: Job, console: StreamConsole) -> Job:
-    """Prints events, and every so often where it stands, until the job has ended; waits for a database that is away."""
+    """Print events, and the progress now and then, until the job has ended; wait for a database that is away."""
     from farm.errors import LedgerAwayError
 
     last, told, stood_at = 0, False, monotonic()
     while True:
         try:
-            job = farm.job(job.id)  # before its events: what it says at its end is among them then
+            job = farm.job(job.id)  # before its events, so that those of its end are among them
             last = _print_new(farm, job, console, last)
             if job.status is Status.RUNNING and job.started_at and monotonic() - stood_at >= EVERY_SECONDS:
                 stood_at = monotonic()
-                _print_line(console, datetime.now(UTC), "info", standing_of(job, datetime.now(UTC)))
+                _print_line(console, datetime.now(UTC), "info", job_eta_line(job, datetime.now(UTC)))
             told = False
             if job.status.final or console.reader_gone:
                 return job
@@ -69,7 +72,7 @@ def _follow(farm: Farm, job: Job, console: StreamConsole) -> Job:
 
 
 def _print_new(farm: Farm, job: Job, console: StreamConsole, last: int) -> int:
-    """Prints what happened after that event; gives the last one."""
+    """Print the events after the one with id `last`; return the id of the newest."""
     for event in farm.logs(job.id, last):
         last = event.id
         _print_line(console, event.at, event.level, event.text)

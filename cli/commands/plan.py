@@ -1,4 +1,4 @@
-"""`farm plan`: what a compile would do, before it is done."""
+"""`farm plan`: predict what a compile would build, and how long it would take."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = (
     Column("KERNEL", "right"),
 )
 OF_LAYER = 5
-"""The first columns, which all tilings of a layer have in common."""
+"""Number of columns, from the first, that all tilings of a layer share."""
 
 
 @build_options(without={"name"})
@@ -40,7 +40,12 @@ def plan(
     request: BuildRequest,
     as_json: AsJson = False,
 ) -> int:
-    """Show what compiling checkpoints would make, find in the store and take; starts no tool, stores nothing."""
+    """Predict what compiling checkpoints would build, find in the store and cost; runs no tool, stores nothing.
+
+    For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
+    architecture, CPU time of ptxas, and kernel time on an H200 at --batch by the cost model. Then skipped layers,
+    coverage, and the totals of all models, which share templates and cubins.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
     from farm.jobs.submission import dense_warnings
@@ -74,7 +79,7 @@ def _print(found: Forecast) -> None:
 
 
 def _table(model: ModelForecast, width: int) -> Text:
-    """A line for each layer, or for each tiling where its architectures have several."""
+    """One line per layer, or per tiling where its architectures have several."""
     rows: list[list[str]] = []
     position = -1
     for layer in model.layers:
@@ -108,7 +113,7 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
 
 
 def _kernels_line(model: ModelForecast) -> str:
-    """Code and time of one pass through the layers; one figure where the architectures do not differ."""
+    """Code size and kernel time of all layers; architectures with equal figures share them."""
     figures: dict[str, list[str]] = {}
     for arch in model.job.options.archs:
         layers = model.of_arch(arch)

@@ -1,4 +1,4 @@
-"""`farm report`: a job, or a submission, as a page to look at."""
+"""`farm report`: a job or a submission as an HTML page."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ def report(
     ),
     submission: OfSubmission = None,
 ) -> None:
-    """Write a job as one HTML page: its layers' zeros, code, compile and kernel time; or a submission's timeline."""
+    """Write a job as one HTML page: its layers' zeros, code, compile and kernel time; or a submission's timeline.
+
+    The page is one file that loads nothing and runs no script. Kernel times are measured where a tuning record of
+    this batch size gave the tiling, else predicted for an H200. An unfinished job is shown as far as it is.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 
     if job is not None and submission is not None:
-        raise UsageError("name a job, or a submission with --submission, not both")
+        raise UsageError("a job and --submission cannot be combined: give one of them")
     with Farm.open(load_settings()) as farm:
         page = _job_page(farm, job or "latest") if submission is None else _sweep_page(farm, submission)
     data = page.encode(errors="replace")

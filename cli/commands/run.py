@@ -1,4 +1,4 @@
-"""`farm run`: arrays through the network of a bundle."""
+"""`farm run`: run the network of a bundle on arrays."""
 
 from __future__ import annotations
 
@@ -25,17 +25,22 @@ def run_bundle(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="A folder or .farm file that farm fetch wrote.")],
     inputs: Annotated[
         list[Path],
-        typer.Option("--input", metavar="X.npy", help="An array for each input, in the network's order; repeat it."),
+        typer.Option(
+            "--input", metavar="X.npy", help="An array for each input, in the network's order; may be repeated."
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", metavar="Y.npy", help="Where the output goes; .npz for several.")
+        Path, typer.Option("-o", "--output", metavar="Y.npy", help="The file to write; .npz for several outputs.")
     ] = Path("output.npy"),
-    device: Annotated[int, typer.Option("--device", metavar="N", min=0, help="Which GPU of this machine.")] = 0,
+    device: Annotated[int, typer.Option("--device", metavar="N", min=0, help="Index of the GPU on this machine.")] = 0,
     emulate: Annotated[
-        bool, typer.Option("--emulate", help="Without a GPU, slowly: needs a bundle of farm fetch --ptx.")
+        bool, typer.Option("--emulate", help="Run in the emulator, slowly; needs a bundle of farm fetch --ptx.")
     ] = False,
 ) -> int:
-    """Run a bundle's network on arrays, images first, and write what it gives."""
+    """Run a bundle's network on arrays, images first, and write its outputs.
+
+    Needs the NVIDIA driver, no framework. Arrays have the input's data type; bfloat16 is stored as uint16.
+    """
     from farm.bundle.reader import Bundle
     from farm.runtime.emulated import run_bundle as emulated
     from farm.runtime.network import Network
@@ -59,7 +64,7 @@ def run_bundle(
 
 
 def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]]:
-    """Raises UsageError for what is no .npy file."""
+    """The arrays of .npy files. Raises UsageError."""
     import numpy as np
 
     arrays = []
@@ -68,15 +73,15 @@ def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]]:
             array = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             why = (isinstance(error, OSError) and error.strerror) or error
-            raise UsageError(f"--input {path}: it cannot be read ({why}): write it with numpy.save") from None
+            raise UsageError(f"--input {path}: cannot read it: {why}. Write it with numpy.save.") from None
         if not isinstance(array, np.ndarray):
-            raise UsageError(f"--input {path}: it holds several arrays: write one with numpy.save")
+            raise UsageError(f"--input {path} holds several arrays: write one with numpy.save")
         arrays.append(array)
     return arrays
 
 
 def write_arrays(path: Path, ports: Sequence[Port], arrays: Sequence[NDArray[Any]]) -> None:
-    """One array as .npy, several by their names as .npz. Raises UsageError."""
+    """Write one array as .npy, or several by name as .npz. Raises UsageError."""
     import numpy as np
 
     if len(arrays) > 1 and path.suffix != ".npz":

@@ -1,4 +1,4 @@
-"""`farm serve`: a coordinator, which runs what `farm submit` left."""
+"""`farm serve`: a coordinator, which compiles pending jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cli.commands.cache import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
 from cli.output.console import stderr
 from cli.output.format import built_how, counted, duration
-from cli.progress.eta import EVERY_SECONDS, standing_line
+from cli.progress.eta import EVERY_SECONDS, eta_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome, Status
 from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, TemplateRequest, TemplateResult
@@ -37,10 +37,16 @@ def serve(
         typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, help="Serve /metrics (Prometheus), /healthz."),
     ] = None,
     metrics_host: Annotated[
-        str, typer.Option("--metrics-host", metavar="HOST", help="Address they listen on; 0.0.0.0 for all.")
+        str, typer.Option("--metrics-host", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
 ) -> int:
-    """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once."""
+    """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once.
+
+    Ctrl-C and SIGTERM put unfinished jobs back to PENDING; the next coordinator builds only what is missing.
+
+    Without --drain one of the coordinators enforces FARM_STORE_SIZE, FARM_STORE_AGE and FARM_LEDGER_AGE every hour.
+    Blobs that a job in the ledger refers to, or that were used within a day, are kept.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 
@@ -66,19 +72,19 @@ def serve(
 
 
 class ServeProgress(Progress):
-    """What a service's log has, on stderr: a line for each job, template and cubin, and where all of it stands."""
+    """The log of a coordinator on stderr: a line for each job, template and cubin, and the progress of all."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._running: set[str] = set()
         self._templates: dict[str, str] = {}
-        """Those with workers, by their keys: what people call them."""
+        """Descriptions of templates that are being built, by key."""
         self._stood_at = now()
         self._stood = ""
 
     @property
     def unfinished(self) -> int:
-        """Jobs that have begun and not ended."""
+        """Number of jobs that have begun and not ended."""
         return len(self._running)
 
     def planned(self, jobs: Sequence[Job], builds: Mapping[int, Build], plan: Plan) -> None:  # noqa: ARG002 - of Progress
@@ -115,7 +121,7 @@ class ServeProgress(Progress):
     def status_changed(self, status: RunStatus) -> None:
         """See Progress."""
         estimate = status.estimate
-        text = standing_line(status.done, status.total, len(estimate.running), estimate.left_seconds)
+        text = eta_line(status.done, status.total, len(estimate.running), estimate.left_seconds)
         if self._now() - self._stood_at >= EVERY_SECONDS and text != self._stood:
             self._stood_at, self._stood = self._now(), text
             self.line(text)
@@ -142,18 +148,18 @@ class ServeProgress(Progress):
 
     def jobs_forgotten(self, count: int) -> None:
         """See Progress."""
-        self.line(f"limits  forgot {counted(count, 'job')}")
+        self.line(f"retention: pruned {counted(count, 'job')}")
 
     def garbage_collected(self, sweep: Sweep) -> None:
         """See Progress."""
-        kept = f", {counted(sweep.kept_for_jobs, 'record')} past the limit for jobs" if sweep.kept_for_jobs else ""
-        self.line(f"limits  removed {swept(sweep)}{kept}")
+        kept = f", {counted(sweep.kept_for_jobs, 'record')} past the limit kept for jobs" if sweep.kept_for_jobs else ""
+        self.line(f"retention: removed {swept(sweep)}{kept}")
 
     def upkeep_failed(self, reason: str) -> None:
         """See Progress."""
-        self.line(f"limits  {reason}", "yellow")
+        self.line(f"retention: {reason}", "yellow")
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, at once."""
+        """Print one line with the time."""
         at = datetime.now(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         stderr().print(Text(f"{at}  {text}", style=style), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`farm stats`: what the cache saved."""
+"""`farm stats`: hits, misses and time saved by the cache."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 def stats(
-    zero: Annotated[bool, typer.Option("--zero", help="Restart the counters at zero; nothing is deleted.")] = False,
+    zero: Annotated[bool, typer.Option("--zero", help="Restart the counters at zero; deletes nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show cache hits and misses per stage, nvcc and ptxas time spent and saved, deleted FMAs, bytes."""
+    """Show cache hits and misses per stage, nvcc and ptxas time spent and saved, deleted FMAs, bytes.
+
+    The hit rate is hits / (hits + misses); failures count as neither. A job whose cubins are all cached looks up no
+    template. SAVED is the tool time that cached results took when they were built. Pruned jobs no longer count.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
 

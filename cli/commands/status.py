@@ -1,4 +1,4 @@
-"""`farm status`: what the farm does and did."""
+"""`farm status`: the jobs of the farm."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from farm.jobs.model import Job, Status
 
 REFRESH_SECONDS = 0.5
 FIXED_LINES = 3
-"""Beside the jobs: counts, heading, and how many are left out."""
+"""Lines of the screen that show no job: counts, heading, and the number of jobs left out."""
 
 
 def status(
     watch: Annotated[
-        bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C; as many jobs as the screen has room for.")
+        bool, typer.Option("-w", "--watch", help="Refresh until Ctrl-C; shows as many jobs as fit the screen.")
     ] = False,
     as_json: AsJson = False,
     state: Annotated[
@@ -39,7 +39,11 @@ def status(
     limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="At most this many jobs.")] = 20,
     everything: Annotated[bool, typer.Option("-a", "--all", help="All jobs, however many.")] = False,
 ) -> None:
-    """Show jobs, newest first, one line each, with a line of counts per state."""
+    """Show jobs, newest first, one line each, below a line of counts per state.
+
+    DONE counts finished cubins without failed ones. CLAIMED: taken by a coordinator, not started; --json has it as
+    RUNNING with `claimed` true. The counts cover all jobs of the model, architecture and submission asked for.
+    """
     from farm.config.settings import load_settings
     from farm.ledger import Which, open_ledger
 
@@ -69,42 +73,42 @@ def status(
 
 @dataclass(frozen=True)
 class View:
-    """What one look at the ledger has found."""
+    """Jobs and counts read from the ledger at one moment."""
 
     jobs: Sequence[Job]
     counts: Mapping[Status, int]
-    """Of all jobs of that model, architecture and submission."""
+    """Counts of all jobs of that model, architecture and submission, in any state."""
     claimed: int
     states: Sequence[Status] | None
-    """Of the jobs."""
+    """The states asked for; None for all."""
     filtered: bool
     """Whether only some jobs were asked for, by model, architecture or submission."""
 
     @property
     def left_out(self) -> int:
-        """Jobs of these states that are not shown."""
+        """Number of matching jobs beyond the limit."""
         return sum(count for status, count in self.counts.items() if not self.states or status in self.states) - len(
             self.jobs
         )
 
     def shown(self, width: int, height: int | None = None) -> Text:
-        """Lines of at most that width; of at most so many, where that matters."""
+        """The view as lines of at most `width` columns, and at most `height` lines if given."""
         room = len(self.jobs) if height is None else max(1, height - FIXED_LINES)
         lines = [counts_line(self.counts, self.claimed)]
         if self.jobs:
             lines.append(job_table(self.jobs[:room], width))
         elif self.counts or self.filtered:
-            lines.append(Text("none of these jobs is what you asked for: farm status --all shows all"))
+            lines.append(Text("no matching jobs: farm status --all shows all"))
         else:
-            lines.append(Text("no jobs: farm compile model.onnx --arch sm_90 makes one"))
+            lines.append(Text("no jobs yet: start with farm compile model.onnx --arch sm_90"))
         if left_out := self.left_out + len(self.jobs[room:]):
-            way_on = "-n" if height is None else "a higher screen"
+            way_on = "-n" if height is None else "a taller terminal"
             lines.append(Text(f"{left_out:,} more: {way_on}", style="dim"))
         return Text("\n", no_wrap=True, overflow="crop").join(lines)
 
 
 def _watch(look: Callable[[int | None], View], most: int | None) -> None:
-    """Until Ctrl-C, or until nobody reads any more: the jobs go on."""
+    """Refresh until Ctrl-C or until the reader of the pipe is gone; the jobs continue."""
     from rich.live import Live
 
     console = stdout()
@@ -132,5 +136,5 @@ def _states(names: list[str]) -> tuple[Status, ...] | None:
         try:
             states.append(Status(name.upper()))
         except ValueError:
-            raise UsageError(f"--state {name}: not a state; the states are {known}") from None
+            raise UsageError(f"--state {name}: expected one of {known}") from None
     return tuple(states) or None

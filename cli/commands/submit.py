@@ -1,4 +1,4 @@
-"""`farm submit`: checkpoints in, job ids out; a coordinator elsewhere compiles them."""
+"""`farm submit`: submit checkpoints for a coordinator elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cli.output.jobs import job_json
 if TYPE_CHECKING:
     from farm.api import Farm
 
-UNSERVED = "no coordinator is alive: the jobs wait until farm serve runs somewhere"
+UNSERVED = "no coordinator is alive: the jobs stay PENDING until farm serve runs"
 
 
 @build_options()
@@ -33,7 +33,7 @@ def submit(
         if not checkpoints:
             return USAGE
         submission = farm.submit(checkpoints, request.options, name=request.name)
-        jobs = list({job.id: job for job in submission.jobs}.values())  # the same model twice is one job
+        jobs = list({job.id: job for job in submission.jobs}.values())  # a model given twice is one job
         for warning in submission.warnings:
             print_warning(warning)
         if as_json:
@@ -49,12 +49,12 @@ def submit(
 
 
 def print_next(count: int, submission: str) -> None:
-    """Where to look, on stderr: stdout has the ids alone."""
+    """Print the next commands on stderr; stdout has the ids only."""
     way_on = f"next: farm status --watch   farm cancel --submission {submission}"
     stderr().print(Text(f"submitted {counted(count, 'job')}; {way_on}", style="dim"), soft_wrap=True)
 
 
 def warn_if_unserved(farm: Farm) -> None:
-    """Jobs that wait should not wait for nobody."""
+    """Warn if no coordinator is alive to run the jobs."""
     if not farm.is_served():
         print_warning(UNSERVED)

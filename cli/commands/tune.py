@@ -1,4 +1,4 @@
-"""`farm tune`: the fastest tiling of each layer on a GPU."""
+"""`farm tune`: search the fastest tiling of each layer on a GPU."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ def tune(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="An ONNX file, or a network that ships: resnet18; without one, operators of --op."
+            metavar="MODEL",
+            help="An ONNX file, or a demo network such as resnet18; without one, the operators of --op.",
         ),
     ] = None,
     layer: Layers = None,
     op: Annotated[
-        list[str] | None, typer.Option("--op", metavar="NAME,...|all", help="Some of the ten operators of the papers.")
+        list[str] | None, typer.Option("--op", metavar="NAME,...|all", help="Some or all of the papers' ten operators.")
     ] = None,
     batch: Batches = "64",
     sparsity: Sparsities = None,
@@ -47,9 +48,9 @@ def tune(
         typer.Option("--seconds", metavar="N", min=1, help="Search time for all layers together, instead of --budget."),
     ] = None,
     candidates: Annotated[
-        int | None, typer.Option("--candidates", metavar="N", min=1, help="Most tilings to try per layer.")
+        int | None, typer.Option("--candidates", metavar="N", min=1, help="Maximum number of tilings to try per layer.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Tune layers again that have a record of this GPU.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Tune layers that already have a record of this GPU.")] = False,
     input_shape: InputShapes = None,
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
@@ -60,7 +61,18 @@ def tune(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search."""
+    """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search.
+
+    Tilings are tried in the order of the cost model and compiled on all CPUs while the GPU measures. Each kernel is
+    checked before it is timed; one with wrong results never wins and makes the exit code 100.
+
+    A time is the median of replayed CUDA graphs with the caches as in a network; WARM US is the time with the code
+    cached. The winner goes into the ledger at once. With --seconds the layers share the time, half by their predicted
+    cost and half evenly.
+
+    TILING 32x4x2 r2 k8 c4 s3 x8: columns, rows and images of a block; output rows of a thread; output channels of a
+    K-group; input channels of a chunk; stages; blocks of a cluster. Needs PyCUDA.
+    """
     from cli.progress.gpu_bar import WorkBar
     from cli.progress.tune import ShownTuning
     from codegen.toolchain.temp_folders import ScratchFolder
@@ -87,7 +99,7 @@ def tune(
     )
     ops = names_of(op or [])
     if model is None and not layer and not ops:
-        raise UsageError("nothing to tune: give a model's file, --op NAME for one of the operators, or --op all")
+        raise UsageError("nothing to tune: give a model, --op NAME or --op all")
     named = [] if model is None and ops == ["all"] else ops
     with ScratchFolder("tune") as folder:
         cases = [
@@ -102,7 +114,7 @@ def tune(
             outcomes = tune_cases(settings, cases, plan, shown, local=local)
         except KeyboardInterrupt:
             _print_end(shown.outcomes, as_json=as_json)
-            text = f"interrupted: {len(shown.outcomes)} of {shown.total} layers are done; the same command goes on"
+            text = f"interrupted: {len(shown.outcomes)} of {shown.total} layers done; the same command continues"
             stderr().print(Text(text, style="yellow"), soft_wrap=True)
             raise
     _print_end(outcomes, as_json=as_json)
@@ -110,14 +122,14 @@ def tune(
 
 
 def _models(model: str | None, choice: Choice, folder: Path) -> list[tuple[Path | None, Choice]]:
-    """The file to tune, or files: of a network that ships, one for each data type. Raises UsageError."""
+    """The model file with its choice; of a demo network one for each data type. Raises UsageError."""
     if model is None:
         return [(None, choice)]
     sparsity = min(choice.sparsities, default=SPARSITY)
     found: list[tuple[Path | None, Choice]] = []
     for kind in choice.data_types:
         if kind not in PRECISIONS and not model.endswith(".onnx"):
-            raise UsageError(f"--data-type {kind}: networks that ship are of {' or '.join(PRECISIONS)}")
+            raise UsageError(f"--data-type {kind}: demo networks are {' or '.join(PRECISIONS)}")
         path = file_of(model, kind, sparsity, choice.seed, folder)
         if path == Path(model):
             return [(path, choice)]

@@ -1,4 +1,4 @@
-"""`farm tuning`: the tuning records, listed, written to a file, read from one."""
+"""`farm tuning`: list, export and import tuning records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tuning() -> None:
 def show(
     as_json: AsJson = False,
 ) -> None:
-    """Show the records of the ledger, and those that ship with farm."""
+    """Show the records in the ledger, and those that ship with farm."""
     from cli.output.tuning import record_table
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger
@@ -52,7 +52,7 @@ def show(
     if own or shipped:
         console.print(record_table([*own, *shipped], frozenset(shipped) - frozenset(own), console.width))
     else:
-        console.print("no records: farm tune MODEL.onnx on a machine with a GPU makes them")
+        console.print("no records: farm tune MODEL.onnx makes them, on a machine with a GPU")
 
 
 def _order(record: TuningRecord) -> tuple[str | int | float, ...]:
@@ -66,7 +66,7 @@ def export(
         str, typer.Argument(metavar="FILE|-", help="The file to write, one JSON line for each record; - for stdout.")
     ],
 ) -> None:
-    """Write the ledger's records to a file, which farm tuning import reads."""
+    """Write the ledger's records to a file for farm tuning import (schema: farm/tuning/tuning.schema.json)."""
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger
     from farm.tuning.files import text_of
@@ -88,7 +88,7 @@ def export(
 def import_file(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A file that farm tuning export wrote; - for stdin.")],
 ) -> None:
-    """Add a file's records to the ledger: all, or none if one is invalid; of two for a layer, the better stays."""
+    """Add a file's records to the ledger, none if one is invalid; the better of two for a layer stays."""
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger
     from farm.tuning.files import read_records
@@ -97,7 +97,7 @@ def import_file(
         text = sys.stdin.read() if file == "-" else Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{file} cannot be read ({why}): give a file that farm tuning export wrote") from None
+        raise UsageError(f"cannot read {file}: {why}. Give a file that farm tuning export wrote.") from None
     records = read_records(text, file)
     ledger = open_ledger(load_settings())
     try:

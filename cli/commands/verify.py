@@ -1,4 +1,4 @@
-"""`farm verify`: do the kernels compute what the layers do?"""
+"""`farm verify`: compare kernels, or the whole network, with a reference."""
 
 from __future__ import annotations
 
@@ -37,32 +37,39 @@ def verify(
     job: OneJob = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
     machine: Annotated[
-        bool, typer.Option("--machine", help="Run the machine code of cubins for sm_90 in the emulator, not their PTX.")
+        bool, typer.Option("--machine", help="Emulate the machine code of cubins for sm_90 instead of the PTX.")
     ] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
     local: Local = False,
     network: Annotated[
-        bool, typer.Option("--network", help="The whole network instead, against onnxruntime on the same input.")
+        bool, typer.Option("--network", help="Compare the whole network with onnxruntime instead.")
     ] = False,
     inputs: Annotated[
         list[Path] | None,
-        typer.Option("--input", metavar="X.npy", help="With --network: an array for each input; random without."),
+        typer.Option("--input", metavar="X.npy", help="With --network: an array for each input; random by default."),
     ] = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE", help="With --network: the ONNX file, if it was moved.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU."""
+    """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU.
+
+    % OF TOLERANCE is the largest error as a share of the tolerance, which follows from the number of terms and the
+    data type; up to 100 % passes. With --gpu the cubins run on a GPU of the Ray cluster, if one is configured.
+
+    With --network every tensor that the ONNX model has too is compared with onnxruntime (extra `reference`). The
+    tolerance is a share of the tensor's largest element: 1e-4 in float32, 0.02 in float16, 0.1 in bfloat16.
+    """
     from farm.api import Farm
     from farm.config.settings import load_settings
     from farm.verify.network import NetworkQuestion
 
     if local and not gpu:
-        raise UsageError("--local chooses a GPU: give --gpu too")
+        raise UsageError("--local selects a GPU: add --gpu")
     if machine and (gpu or network):
-        raise UsageError("--machine runs the cubins in the emulator: give it without --gpu and --network")
+        raise UsageError("--machine cannot be combined with --gpu or --network: it emulates the cubins")
     if network:
         arrays = tuple(read_arrays(inputs or ()))
         question = NetworkQuestion(arrays, model, gpu=gpu, local=local, batch=batch, seed=seed)
@@ -70,7 +77,7 @@ def verify(
             found = farm.verify_network(job, question, notice=spinner.update)
         return print_network(found, as_json=as_json)
     if inputs or model is not None:
-        raise UsageError("--input and --model are for the whole network: give --network too")
+        raise UsageError("--input and --model are for the whole network: add --network")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
         for layer in farm.verify(
@@ -101,7 +108,7 @@ def verify(
         for shown in (verdict_table(rows, console.width), *wrong_lines(rows)):
             console.print(shown, soft_wrap=True)
         outputs = sum(row["outputs"] for row in rows)
-        layers = len({row["layer"] for row in rows})  # one with several tilings has several rows
+        layers = len({row["layer"] for row in rows})  # a layer with several tilings has several rows
         within = "the layer is within tolerance" if layers == 1 else f"all {layers} layers are within tolerance"
         verdict = f"FAIL: {wrong} of {counted(len(rows), 'check')} failed" if wrong else f"PASS: {within}"
         console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
@@ -109,7 +116,7 @@ def verify(
 
 
 def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
-    """One row per layer and set of kernels, however many parts it has."""
+    """One row per layer and tiling, with all parts together."""
     cells = [
         [
             row["layer"],
@@ -130,7 +137,7 @@ def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
 
 
 def wrong_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """What is wrong, under the table: whole, which no column has room for."""
+    """The failed checks in full, for below the table."""
     return [
         Text(f"{row['layer']} {','.join(row['archs'])}: {row['message']}", style="red") for row in rows if not row["ok"]
     ]

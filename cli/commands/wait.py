@@ -1,4 +1,4 @@
-"""`farm wait`: until jobs have ended, for scripts."""
+"""`farm wait`: wait for jobs to end, for scripts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ def wait(
     job: JobsOrLatest = None,
     submission: OfSubmission = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="Wait no longer, as in 90s, 15min or 2h.")
+        str | None,
+        typer.Option("--timeout", metavar="DURATION", help="Give up after this time, as in 90s, 15min or 2h."),
     ] = None,
     as_json: AsJson = False,
     quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code says how they ended.")
+        bool, typer.Option("-q", "--quiet", help="Print nothing; the exit code tells how the jobs ended.")
     ] = False,
 ) -> int:
-    """Wait until jobs have ended; the exit code is that of the worst.
+    """Wait until jobs have ended; the exit code is that of the worst job.
 
-    A line is printed for each job as it ends. The exit code is 0 if all succeeded, 101 if one has not ended in
-    time, else the highest of 32 and 39 (crashed), 100 (failed) and 103 (cancelled).
-
-    Ctrl-C ends the waiting, not the jobs.
+    Prints a line for each job as it ends. The exit code is 0 if all succeeded, 101 if one has not ended in time, else
+    the highest of 32 and 39 (crashed), 100 (failed) and 103 (cancelled). Ctrl-C stops waiting, not the jobs.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
@@ -53,23 +52,23 @@ def wait(
             warn_if_unserved(farm)
         try:
             jobs = _wait(farm, jobs, end, quiet=quiet or as_json)
-        except KeyboardInterrupt:  # waiting ends, the jobs go on
+        except KeyboardInterrupt:  # stops waiting, not the jobs
             return INTERRUPTED
     if as_json:
         print_json({"jobs": [job_json(each) for each in jobs]})
     elif not quiet and (left := sum(not each.status.final for each in jobs)):
-        stderr().print(Text(f"{counted(left, 'job')} of {len(jobs)} not ended within {timeout}", style="yellow"))
+        stderr().print(Text(f"{counted(left, 'job')} of {len(jobs)} unfinished after {timeout}", style="yellow"))
     return code_of(jobs)
 
 
 def code_of(jobs: Sequence[Job]) -> int:
-    """Of jobs that have not ended, if there is one; else the highest."""
+    """UNFINISHED if a job has not ended, else the highest exit code of the jobs."""
     codes = [exit_code_of_job(each) for each in jobs]
     return UNFINISHED if UNFINISHED in codes else max(codes, default=0)
 
 
 def _wait(farm: Farm, jobs: Sequence[Job], end: float | None, *, quiet: bool) -> list[Job]:
-    """Prints each job that has ended; gives them as they are in the end, in the same order."""
+    """Wait for the jobs, print each as it ends, and return their final state in the same order."""
     from farm.errors import LedgerAwayError
 
     console, told, away = stdout(), set[str](), False

@@ -1,4 +1,4 @@
-"""`farm workers`: who is alive, and what the machines do."""
+"""`farm workers`: coordinators, and the workers of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = ("cpus", "gpus", "running", "pending", "accepted", "finished", "failed
 def workers(
     as_json: AsJson = False,
 ) -> None:
-    """Show coordinators and workers: what each runs and has finished, and when it was last seen."""
+    """Show coordinators and workers: running and finished builds, and when each was last seen."""
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger
 

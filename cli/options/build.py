@@ -33,7 +33,7 @@ Accumulate = Annotated[
     typer.Option(
         "--accumulate",
         metavar="float32|float16",
-        help="Sums of more than 160 products in float16 layers: float16 is faster, less exact.",
+        help="Accumulator of float16 layers with over 160 products per sum; float16 is faster, less exact.",
     ),
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Optimisation level of ptxas.")]
@@ -99,7 +99,7 @@ def _build_request(
     max_code_size: Annotated[
         str,
         typer.Option(
-            "--max-code-size", metavar="SIZE", help="Most machine code per layer; layers with more are skipped."
+            "--max-code-size", metavar="SIZE", help="Limit of machine code per layer; larger layers are skipped."
         ),
     ] = "16MB",
     optimisation: Optimisation = 3,
@@ -107,7 +107,7 @@ def _build_request(
     no_tuning: NoTuning = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on with the other files when one cannot be read.")
+        bool, typer.Option("--keep-going", help="Continue with the other files if one cannot be read.")
     ] = False,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name for the jobs instead of the file's name.")

@@ -1,4 +1,4 @@
-"""Networks that ship, named where a model's file could be."""
+"""Demo networks, which can be named in place of a model file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from farm.errors import UsageError
 
 PRECISIONS = ("float32", "float16")
 SPARSITY = 0.9
-"""Share of zeros, unless another is asked for."""
+"""Default share of zero weights."""
 
 
 def file_of(name: str, data_type: str, sparsity: float, seed: int, folder: Path) -> Path:
-    """The file that is named, or one made in this folder of the network. Raises UsageError for neither."""
+    """The named file, or the demo network of that name written into the folder. Raises UsageError for neither."""
     from codegen.model_zoo import NETWORKS, in_float16, write_network
 
     path = Path(name)
@@ -22,7 +22,7 @@ def file_of(name: str, data_type: str, sparsity: float, seed: int, folder: Path)
     shipped = known.get(name.replace("_", "").replace("-", "").lower())
     if shipped is None:
         raise UsageError(
-            f"{name} is neither an ONNX file nor a network that ships: give the path of a file, or one of "
+            f"{name} is neither an ONNX file nor a demo network: give the path of a file, or one of "
             f"{', '.join(NETWORKS)}"
         )
     made = NETWORKS[shipped](sparsity, seed)

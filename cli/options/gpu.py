@@ -1,4 +1,4 @@
-"""What `farm bench` and `farm tune` share: which layers are measured, and how."""
+"""Options that `farm bench` and `farm tune` share: the layers to measure, and how."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layers = Annotated[list[str] | None, typer.Option("--layer", metavar="NAME", hel
 Sparsities = Annotated[
     str | None,
     typer.Option(
-        "--sparsity", metavar="S,...", help="Fractions of zero weights; by default the model's own, 0.9 for operators."
+        "--sparsity", metavar="S,...", help="Shares of zero weights; by default the model's own, 0.9 for operators."
     ),
 ]
 DataTypes = Annotated[
@@ -37,15 +37,15 @@ Local = Annotated[bool, typer.Option("--local", help="Use this machine's GPU eve
 def cases_of(
     model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
 ) -> list[Case]:
-    """The layers of a model, or without one the operators, all of them if none is named. Raises UsageError."""
+    """The layers of a model; without a model the named operators, or all if none is named. Raises UsageError."""
     from farm.cuda.measure.workload import model_cases, operator_cases
 
     if model is None:
         if layers:
-            raise UsageError("--layer names a layer of a model: give the model's file, or --op for an operator")
+            raise UsageError("--layer needs a model: give its file, or --op for an operator")
         return list(operator_cases(ops, choice))
     if ops:
-        raise UsageError("--op names one of the ten operators: leave it out for a model, whose layers --layer names")
+        raise UsageError("--op cannot be combined with a model: use --layer to select its layers")
     from codegen.frontend.model_file import read_model
 
     return list(model_cases(read_model(model, input_shapes_of(shapes)), layers, choice))

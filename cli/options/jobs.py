@@ -1,4 +1,4 @@
-"""Which jobs a command is about: those that are named, or all of one submission."""
+"""Arguments and options that select jobs: by id, or all of one submission."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OfSubmission = Annotated[
 
 
 def selected_jobs(farm: Farm, prefixes: Sequence[str] | None, submission: str | None) -> list[Job]:
-    """Each once, oldest first those of a submission; the latest job where nothing is named.
+    """The distinct jobs with these id prefixes, or those of a submission, oldest first; by default the latest job.
 
-    Raises UsageError if both are named, and NotFoundError.
+    Raises UsageError if both are given, and NotFoundError.
     """
     if prefixes and submission is not None:
-        raise UsageError("name jobs, or a submission with --submission, not both")
+        raise UsageError("jobs and --submission cannot be combined: give one of them")
     if submission is not None:
         farm.check_submission(submission)
         return farm.jobs(submission=submission)[::-1]

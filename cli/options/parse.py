@@ -1,4 +1,4 @@
-"""Values of options that need reading."""
+"""Parsers of option values; each raises UsageError for a value that it does not accept."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from farm.errors import UsageError
 
 
 def archs_of(values: Sequence[str]) -> tuple[str, ...]:
-    """Architectures from options that may be repeated and may hold several each."""
+    """The architectures of a repeatable option whose values are comma-separated lists."""
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
 def arch_of(value: str) -> str:
-    """One architecture in the tools' spelling, without asking whether ptxas knows it: 9.0, sm90 and H100 are sm_90."""
+    """An architecture as ptxas spells it: sm_90 for 9.0, sm90 and H100. Raises UsageError."""
     arch = arch_named(value)
     if arch is None:
         raise UsageError(
-            f"--arch {value}: it is an architecture or a GPU, as in sm_90 or h100: see farm doctor --archs"
+            f"--arch {value}: expected an architecture or a GPU such as sm_90 or h100. farm doctor --archs lists them."
         )
     return arch
 
 
 def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes as in NAME:1,3,224,224. Raises UsageError."""
+    """Input shapes by name, from values such as input:1,3,224,224. Raises UsageError."""
     shapes = {}
     for value in values:
         name, _, sizes = value.rpartition(":")
@@ -39,7 +39,7 @@ def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
         except ValueError:
             shape = ()
         if not name or not shape or min(shape) < 1:
-            raise UsageError(f"--input-shape {value}: it is a name and sizes, as in input:1,3,224,224")
+            raise UsageError(f"--input-shape {value}: expected a name and sizes such as input:1,3,224,224")
         shapes[name] = shape
     return shapes
 
@@ -50,60 +50,60 @@ def form_of(value: str) -> Form:
         case "rolled" | "full":
             return value
         case _:
-            raise UsageError(f"--template {value}: it is rolled or full")
+            raise UsageError(f"--template {value}: expected rolled or full")
 
 
 def accumulator_of(value: str) -> Accumulator:
-    """What float16 layers add up in. Raises UsageError."""
+    """The accumulator type of float16 layers. Raises UsageError."""
     match value:
         case "float32" | "float16":
             return value
         case _:
-            raise UsageError(f"--accumulate {value}: it is float32 or float16")
+            raise UsageError(f"--accumulate {value}: expected float32 or float16")
 
 
 def assembler_of(value: str) -> AssemblerChoice:
-    """Who makes machine code. Raises UsageError."""
+    """The assembler that makes machine code. Raises UsageError."""
     match value:
         case "auto" | "ptxas" | "direct" | "patch":
             return value
         case _:
-            raise UsageError(f"--assembler {value}: it is auto, ptxas, direct or patch")
+            raise UsageError(f"--assembler {value}: expected auto, ptxas, direct or patch")
 
 
 def bytes_of(option: str, value: str, *, least: int = 0) -> int:
-    """A size as in 10GB, 500MB or 8GiB, in bytes. Raises UsageError."""
+    """Bytes from a size such as 10GB, 500MB or 8GiB. Raises UsageError."""
     try:
         count = read_bytes(value)
     except ValueError as error:
-        raise UsageError(f"{option} {value}: it is {error}") from None
+        raise UsageError(f"{option} {value}: expected {error}") from None
     if count < least:
-        raise UsageError(f"{option} {value}: it is {SIZES}, of at least {format_bytes(least)}")
+        raise UsageError(f"{option} {value}: expected {SIZES}, of at least {format_bytes(least)}")
     return count
 
 
 def seconds_of(option: str, value: str, *, least: float = 0.0) -> float:
-    """A duration as in 90d, 12h, 15min or 10s, in seconds. Raises UsageError."""
+    """Seconds from a duration such as 90d, 12h, 15min or 10s. Raises UsageError."""
     try:
         seconds = read_seconds(value)
     except ValueError as error:
-        raise UsageError(f"{option} {value}: it is {error}") from None
+        raise UsageError(f"{option} {value}: expected {error}") from None
     if seconds < least:
-        raise UsageError(f"{option} {value}: it is {DURATIONS}, of at least {format_seconds(least)}")
+        raise UsageError(f"{option} {value}: expected {DURATIONS}, of at least {format_seconds(least)}")
     return seconds
 
 
 def check_output_folder(folder: Path | None) -> None:
-    """Before a compile of minutes, what `farm fetch` would find at its end. Raises UsageError."""
+    """Raise UsageError if `farm fetch` could not write bundles into the folder, before minutes of compiling."""
     if folder is None or not folder.exists():
         return
     if not folder.is_dir():
         if folder.suffix == ".farm":
             return
-        raise UsageError(f"--output {folder}: it is a file: name another folder")
+        raise UsageError(f"--output {folder} is a file: name another folder")
     others = [entry.name for entry in folder.iterdir() if not _is_bundle(entry)]
     if others and not _is_bundle(folder):
-        raise UsageError(f"--output {folder}: it holds {min(others)}, which is not of a bundle: name an empty folder")
+        raise UsageError(f"--output {folder} holds {min(others)}, which is no bundle: name an empty folder")
 
 
 def _is_bundle(folder: Path) -> bool:
@@ -111,22 +111,22 @@ def _is_bundle(folder: Path) -> bool:
 
 
 def names_of(values: Sequence[str]) -> list[str]:
-    """Names from options that may be repeated and may hold several each, each once."""
+    """The distinct names of a repeatable option whose values are comma-separated lists."""
     return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))
 
 
 def data_types_of(value: str) -> tuple[DataType, ...]:
-    """Types as in float32,float16, each once. Raises UsageError."""
+    """Distinct data types from a list such as float32,float16. Raises UsageError."""
     known: dict[str, DataType] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
     names = names_of([value])
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise UsageError(f"--data-type {value}: it is some of {', '.join(known)}")
+        raise UsageError(f"--data-type {value}: expected some of {', '.join(known)}")
     return tuple(known[name] for name in names)
 
 
 def numbers_of(option: str, value: str, least: float, *, most: float = math.inf, whole: bool = False) -> list[float]:
-    """Numbers as in 0.5,0.9, each once. Raises UsageError."""
+    """Distinct numbers from a list such as 0.5,0.9. Raises UsageError."""
     try:
         numbers = list(dict.fromkeys(int(part) if whole else float(part) for part in value.split(",")))
     except ValueError:
@@ -134,5 +134,5 @@ def numbers_of(option: str, value: str, least: float, *, most: float = math.inf,
     if not numbers or not all(least <= number <= most for number in numbers):
         bound = f"{least:g} to {most:g}" if most < math.inf else f"{least:g} or more"
         kind = "whole numbers" if whole else "numbers"
-        raise UsageError(f"{option} {value}: it is {kind}, {bound}, with commas between them") from None
+        raise UsageError(f"{option} {value}: expected {kind} ({bound}) with commas between them") from None
     return numbers

@@ -1,1 +1,1 @@
-"""What commands print: tables, JSON, files."""
+"""Output of commands: tables, JSON, files."""

@@ -1,4 +1,4 @@
-"""A file that a command writes because its user named it."""
+"""Output files, written atomically."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from farm.errors import UsageError
 
 
 def write_output(path: Path, data: bytes, named: str) -> None:
-    """Writes a file whole, or leaves the one of before; pipes and devices are written to.
+    """Write a file atomically: on an error the old one stays. Pipes and devices are written directly.
 
-    Raises UsageError, which says how it was named.
+    `named` is the file as its user gave it, such as `--output FILE`, for the message. Raises UsageError.
     """
     try:
         if path.exists() and not path.is_file():
@@ -19,16 +19,16 @@ def write_output(path: Path, data: bytes, named: str) -> None:
         else:
             _replace(path.resolve(), data)
     except OSError as error:
-        raise UsageError(f"{named}: it cannot be written ({error.strerror}): name another file") from None
+        raise UsageError(f"{named}: cannot write it: {error.strerror}. Name another file.") from None
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """The new file has the name only once it is whole, and the mode of the one it replaces."""
+    """Write a temporary file beside the path and rename it, with the mode of the file it replaces."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(data)
         if path.exists():
-            path.open("ab").close()  # one that may not be written to is not replaced
+            path.open("ab").close()  # fails for a file without write permission, which rename would replace
             beside.chmod(path.stat().st_mode)
         beside.replace(path)
     except BaseException:

@@ -1,4 +1,4 @@
-"""How measurements look in a terminal of 100 columns."""
+"""Measurements of `farm bench` as tables for 100 columns."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BREAK_EVEN_PEERS = ("cudnn-fp32", "cudnn-tf32")
 
 
 def microseconds(value: float | None) -> str:
-    """Microseconds with three or so significant digits."""
+    """Microseconds with two decimals below 100, none above; - for None."""
     if value is None:
         return "-"
     return f"{value:.2f}" if value < 100 else f"{value:.0f}"
 
 
 def times(ratio: float | None) -> str:
-    """A speed-up; - if there is none."""
+    """A speed-up as 1.25x or 12x; - for None."""
     if ratio is None:
         return "-"
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
@@ -79,7 +79,7 @@ def summary_table(summaries: Sequence[PeerSummary], width: int) -> Table:
 
 
 def break_even_table(results: Results, width: int) -> Table | None:
-    """From which sparsity on the generated kernel is faster; None where one sparsity was measured only."""
+    """The sparsity from which the generated kernel is faster than a peer; None if only one sparsity was measured."""
     found = break_evens(results, BREAK_EVEN_PEERS)
     if not found:
         return None
@@ -135,7 +135,7 @@ def error_line(results: Results) -> Text:
 
 
 def progress_line(measured: Sequence[Measurement], done: int, total: int) -> str:
-    """What one case found, for a log."""
+    """The times of one case on one line."""
     by_name = {each.contender: each.microseconds for each in measured}
     case = measured[0].case
     found = ", ".join(f"{title_of(name)} {microseconds(time)}" for name, time in by_name.items() if time is not None)
@@ -143,7 +143,7 @@ def progress_line(measured: Sequence[Measurement], done: int, total: int) -> str
 
 
 def tables(results: Results, width: int) -> list[Table | Text]:
-    """All of it, in reading order."""
+    """All tables and lines of the results, in reading order."""
     shown: list[Table | Text] = [case_table(results, width), Text("")]
     if summaries := summarise(results):
         shown += [summary_table(summaries, width), Text("")]

@@ -1,4 +1,4 @@
-"""Failures grouped by their cause: one block for each, however many cubins it took."""
+"""Failures grouped by cause: one block for each, with a count of its cubins."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from cli.output.format import counted
 from farm.jobs.model import JobDetail
 
 NAMES_SHOWN = 3
-"""Of what failed for one cause."""
+"""Cubins that are named for each cause."""
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|[0-9a-f]{12,}|\d+")
-"""Where in the PTX, after how many seconds, with what limit: the cause is the same."""
+"""Numbers and addresses in messages: errors that differ only in them have the same cause."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """One cubin that is not there."""
+    """A cubin that was not built."""
 
     job: str
-    """Its name."""
+    """The job's name."""
     layer: str
     arch: str
     name: str
-    """As in conv1 sm_90 part 2 of 3."""
+    """The cubin's name, as in conv1 sm_90 part 2 of 3."""
     error: str
     command: str
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What failed in one way, the first of it first; at least one."""
+    """Failures with the same cause, in the order of the job; at least one."""
 
     failed: tuple[Failed, ...]
 
     @property
     def error(self) -> str:
-        """Of the first."""
+        """Message of the first failure."""
         return self.failed[0].error
 
     @property
     def command(self) -> str:
-        """To run the tool of the first failure again; empty if no tool failed."""
+        """Command that reruns the tool of the first failure; empty if no tool failed."""
         return next((each.command for each in self.failed if each.command), "")
 
     @property
     def extent(self) -> str:
-        """As in 174 cubins of 58 layers for sm_80, sm_90."""
+        """The number of cubins and layers, as in 174 cubins of 58 layers, sm_80, sm_90."""
         layers, jobs = len({(each.job, each.layer) for each in self.failed}), len({each.job for each in self.failed})
         of_jobs = f" in {jobs} jobs" if jobs > 1 else ""
         archs = ", ".join(dict.fromkeys(each.arch for each in self.failed))
@@ -58,7 +58,7 @@ class Cause:
 
 
 def causes_of(details: Sequence[JobDetail]) -> list[Cause]:
-    """Of all failures of some jobs, the most frequent first."""
+    """The causes of all failures of some jobs, most frequent first."""
     causes: dict[str, list[Failed]] = {}
     for detail in details:
         for build in detail.builds:
@@ -71,7 +71,7 @@ def causes_of(details: Sequence[JobDetail]) -> list[Cause]:
 
 
 def failure_lines(details: Sequence[JobDetail]) -> list[Text]:
-    """For each cause what it is, what failed of it, and how to rerun the first tool."""
+    """Lines for each cause: the error, the cubins, and the command that reruns the first tool."""
     lines = []
     several = len(details) > 1
     for cause in causes_of(details):
@@ -87,7 +87,7 @@ def failure_lines(details: Sequence[JobDetail]) -> list[Text]:
 
 
 def failures_json(detail: JobDetail) -> list[dict[str, Any]]:
-    """The causes as --json gives them."""
+    """The causes of a job's failures as JSON."""
     return [
         {"error": cause.error, "command": cause.command or None, "cubins": [each.name for each in cause.failed]}
         for cause in causes_of([detail])

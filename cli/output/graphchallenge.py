@@ -1,4 +1,4 @@
-"""What `farm bench graphchallenge` measured, as a table."""
+"""Results of `farm bench graphchallenge` as a table."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COLUMNS = (
     Column("ROWS LEFT", "right", leaves=2),
     Column("ERROR", "right", leaves=1),
 )
-"""TE/s: 10^12 multiply-adds a second; live ones are those of rows that are not zero."""
+"""TE/s: 10^12 multiply-adds a second, of all rows; LIVE TE/S counts non-zero rows only."""
 
 
 def challenge_table(measurements: Sequence[Measurement], width: int) -> Text:
-    """A line for each contender; the speed-up is that of the compiled layers over it."""
+    """One line per contender, with the speed-up of the compiled layers over it."""
     own = {each.case.operator: each.microseconds for each in measurements if each.contender == "generated"}
     return fitted_table(COLUMNS, [_cells(each, own.get(each.case.operator)) for each in measurements], width)
 
@@ -48,13 +48,13 @@ def _cells(row: Measurement, own: float | None) -> list[str]:
 
 
 def challenge_tables(results: Results, width: int) -> list[Text]:
-    """The table, and why a contender has no time."""
+    """The table, and the reasons of missing times."""
     reasons = (f"{each.case.operator}, {each.contender}: {each.reason}" for each in results.measurements if each.reason)
     return [challenge_table(results.measurements, width), *(Text(reason, style="yellow") for reason in reasons)]
 
 
 def progress_line(row: Measurement) -> str:
-    """What is told as soon as it is known."""
+    """One measurement on one line."""
     where = f"{row.case.operator}, {row.case.batch} rows: {row.contender}"
     if row.microseconds is None:
         return f"{where}: {row.reason}"

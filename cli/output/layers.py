@@ -1,4 +1,4 @@
-"""A job's layers as a table: what each is, what was deleted, what ptxas made of it."""
+"""A job's layers: shapes, deleted instructions, cubins, as tables, notes and JSON."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from codegen.toolchain.ptxas import level_of, ptxas_options
 from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice
 
 MODEL = "cost model"
-"""Where a tiling comes from that no tuning record gave."""
+"""Origin of a tiling that no tuning record gave."""
 OUTCOME_STYLES = {Outcome.HIT: "cyan", Outcome.BUILT: "green", Outcome.FAILED: "red"}
 
 
 @dataclass(frozen=True)
 class LayerCode:
-    """One layer for one architecture: its parts together."""
+    """A layer's cubins for one architecture, all parts together."""
 
     arch: str
     outcome: Outcome
-    """FAILED if a part has failed, HIT if all were hits."""
+    """FAILED if a part failed, HIT if all parts were cache hits."""
     cubins: int
-    """That are there or have failed; the layer has as many as parts."""
+    """Cubins built or failed so far; a whole layer has one for each part."""
     fmas_kept: int
     fmas_deleted: int
     registers: int
-    """The most of any part."""
+    """Maximum over the parts."""
     spill_bytes: int
     cubin_bytes: int
     template_seconds: float
     rewrite_seconds: float
     ptxas: str
-    """Its time, or who made the machine code instead."""
+    """Time of ptxas, or the assembler that made the machine code instead."""
 
 
 def codes_of(detail: JobDetail, build: Build) -> list[LayerCode]:
-    """In the order of the job's architectures; those of which nothing is there yet are absent."""
+    """The layer's code for each architecture that has results, in the job's order."""
     by_arch = groupby(detail.results_of(build), key=lambda result: result.arch)
     return [_layer_code(arch, list(results)) for arch, results in by_arch]
 
@@ -145,7 +145,7 @@ CODE_COLUMNS = (
 
 
 def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
-    """One line per layer and architecture, with `totals` one more per architecture for all layers."""
+    """One line per layer and architecture; with `totals`, one more for all layers per architecture."""
     several = any(len(build.parts_of(arch)) > 1 for build in detail.builds for arch in build.archs(detail.job.options))
     rows: list[list[str | Text]] = []
     position = -1
@@ -185,7 +185,7 @@ def _total_rows(detail: JobDetail) -> list[list[str | Text]]:
 
 
 def code_table(detail: JobDetail, width: int) -> Text:
-    """One line per layer: what the rewriter made of its template."""
+    """One line per layer and tiling: kept and deleted FMAs, template, rewriting time, tiling."""
     rows: list[list[str]] = []
     for build in detail.builds:
         made = [code for code in codes_of(detail, build) if _whole(code, len(build.parts_of(code.arch)))]
@@ -214,22 +214,22 @@ def code_table(detail: JobDetail, width: int) -> Text:
 
 
 def _several_tilings(detail: JobDetail) -> bool:
-    """Whether architectures have different tilings of a layer."""
+    """Whether some layer has different tilings for different architectures."""
     return len({build.position for build in detail.builds}) < len(detail.builds)
 
 
 def _tiling_of(build: Build) -> str:
-    """Where the tiling comes from: the cost model, or tuning records of which GPUs."""
+    """Origin of the tiling: the cost model, or the GPUs of its tuning records."""
     return ", ".join(dict.fromkeys(choice.gpu or MODEL for choice in build.choices)) or MODEL
 
 
 def shape_of(build: Build) -> str:
-    """As in 512x14x14 -> 512, 3x3, /2."""
+    """The layer's shape, as in 512x14x14 -> 512, 3x3, /2."""
     return shape_text(build.spec)
 
 
 def shape_text(spec: LayerSpec) -> str:
-    """The same of a spec."""
+    """The shape of a spec, as in 512x14x14 -> 512, 3x3, /2."""
     return f"{spec}" if isinstance(spec, Linear) or spec.stride == (1, 1) else f"{spec}, /{max(spec.stride)}"
 
 
@@ -256,13 +256,13 @@ def _cells(code: LayerCode, parts: int) -> list[str | Text]:
 
 
 def folded_lines(detail: JobDetail) -> list[Text]:
-    """Which nodes are computed with which layer."""
+    """A line for each layer whose kernel computes further nodes."""
     lines = (f"{build.layer} also computes: {', '.join(build.folded)}" for build in detail.builds if build.folded)
     return [Text(line) for line in dict.fromkeys(lines)]
 
 
 def tuning_lines(builds: Sequence[Build]) -> list[Text]:
-    """Which tuning records were not used, and why."""
+    """A line for each tuning record that was not used, with the reason."""
     return [
         Text(f"{build.layer} {choice.arch}: {choice.note}", style="yellow")
         for build in builds
@@ -272,20 +272,20 @@ def tuning_lines(builds: Sequence[Build]) -> list[Text]:
 
 
 def lowered_lines(detail: JobDetail) -> list[Text]:
-    """What ptxas took too long for at the level that was meant."""
+    """A line for each cubin that was built at a lower -O level because ptxas timed out."""
     lines: dict[str, Text] = {}
     for build in detail.builds:
         meant = level_of(ptxas_options(detail.job.options.optimisation, clusters=build.tiling.splits_streams))
         for result in detail.results_of(build):
             if result.cubin and result.optimisation != meant:
                 name = build.cubin_name(result.arch, result.part)
-                text = f"{name} is built at -O{result.optimisation}: ptxas ran into its time limit at -O{meant}"
+                text = f"{name} was built at -O{result.optimisation}: ptxas timed out at -O{meant}"
                 lines[name] = Text(text, style="yellow")
     return list(lines.values())
 
 
 def assembler_lines(detail: JobDetail) -> list[Text]:
-    """Who made the machine code, and why ptxas did what might have been made without it."""
+    """The number of cubins made without ptxas, and the reasons for those made by ptxas."""
     asked = detail.job.options.assembler
     made = [result for build in detail.builds for result in detail.results_of(build) if result.cubin]
     by_ptxas = [result for result in made if result.assembler == "ptxas"]
@@ -293,7 +293,7 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
         return []
     reasons = Counter(result.fallback for result in by_ptxas if result.fallback).most_common()
     others = ", the others by ptxas" if by_ptxas else ""
-    how = "by putting values into the code of their mask" if asked == "patch" else "assembled directly"
+    how = "made by value patches" if asked == "patch" else "assembled directly"
     head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{others}")
     if len(by_ptxas) == len(made):
         head = Text("machine code by ptxas")
@@ -303,14 +303,14 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
 
 
 def left_out_lines(detail: JobDetail) -> list[Text]:
-    """What was not compiled, why, and how much of the model that is."""
+    """Lines for skipped layers, with reasons and the coverage."""
     from farm.reports.coverage import coverage_of
 
     return skipped_lines(detail.job.skipped, coverage_of(detail.builds, detail.job.skipped))
 
 
 def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
-    """Summary of a compile: cubins built, and how many came from the cache."""
+    """Summary of a compile: cubins built and cached, and the time."""
     results = [result for detail in details for result in detail.results]
     outcomes = Counter(result.outcome for result in results)
     hits, built, failed = outcomes[Outcome.HIT], outcomes[Outcome.BUILT], outcomes[Outcome.FAILED]
@@ -330,7 +330,7 @@ def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
 
 
 def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) -> dict[str, Any]:
-    """A layer as --json gives it; one whose architectures have different tilings is as many."""
+    """A layer as JSON; one with different tilings per architecture has an entry for each tiling."""
     return {
         "name": build.layer,
         "input": build.input,
@@ -382,5 +382,5 @@ def _choice_json(choice: TilingChoice) -> dict[str, str | None]:
 
 
 def _groups(part: Part) -> dict[str, int]:
-    """The K groups of a part: from the first to before the end."""
+    """The K-groups of a part, as a half-open range."""
     return {"first": part.first, "end": part.end}

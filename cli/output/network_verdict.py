@@ -1,4 +1,4 @@
-"""What `farm verify --network` found: the outputs, and where a network begins to differ."""
+"""Result of `farm verify --network`: the outputs, and the first tensor that differs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = (
 
 
 def print_network(found: NetworkVerification, *, as_json: bool) -> int:
-    """Gives the exit code."""
+    """Print the result and return the exit code."""
     code = OK if found.ok else JOB_FAILED
     if as_json:
         print_json(_document(found))
@@ -52,7 +52,7 @@ def _where(first: TensorCheck | None) -> str:
 
 
 def _rows(found: NetworkVerification) -> Sequence[Sequence[str | Text]]:
-    """The outputs; before them the first tensor that differs."""
+    """A row for the first tensor that differs, then one for each output."""
     first = found.first_wrong
     shown = [*([first] if first is not None and first not in found.outputs else []), *found.outputs]
     return [

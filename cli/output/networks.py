@@ -1,4 +1,4 @@
-"""How measurements of whole networks look in a terminal of 100 columns."""
+"""Measurements of whole networks as tables for 100 columns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from farm.bench.networks.summary import NetworkRow, mode_and_precision, network_
 from farm.cuda.measure.workload import CaseKey
 
 SLOWEST = 4
-"""Layers that are named."""
+"""Layers named for each network."""
 
 
 def network_table(rows: Sequence[NetworkRow], width: int) -> Text:
-    """One row per network and batch size: our time, its speed-up over the best dense one, where it goes."""
+    """One row per network and batch size: our time, the speed-up over the fastest dense run, the shares of the time."""
     columns = [Column("NETWORK", least=8)]
     columns += [Column(name, "right") for name in ("N", "TYPE", "US", "IMAGES/S")]
     columns += [Column(precision.upper(), "right") for precision in PRECISIONS]
@@ -47,7 +47,7 @@ def _row(row: NetworkRow) -> list[Cell]:
 
 
 def dense_table(results: Results, width: int) -> Text:
-    """One row per network, batch size and way to run it in PyTorch: the dense network's times in microseconds."""
+    """One row per network, batch size and PyTorch mode: times of the dense network in microseconds."""
     found = {(each.case, each.contender): each for each in results.measurements if each.contender != GENERATED}
     columns = [Column("DENSE, IN US", least=8), Column("N", "right"), Column("MODE")]
     columns += [Column(precision.upper(), "right") for precision in PRECISIONS]
@@ -60,7 +60,7 @@ def dense_table(results: Results, width: int) -> Text:
 
 
 def slowest_lines(rows: Sequence[NetworkRow]) -> list[Text]:
-    """The layers that take most, per network and batch size."""
+    """The slowest layers of each network and batch size."""
     lines = []
     for row in rows:
         layers = row.breakdown.get("layer_microseconds", {})
@@ -82,19 +82,19 @@ def missing_network_lines(results: Results) -> list[Text]:
 
 
 def progress_line(measured: Measurement) -> str:
-    """What was found, for a log."""
+    """One measurement on one line."""
     name = "ours" if measured.contender == GENERATED else measured.contender
     found = f"{microseconds(measured.microseconds)} us" if measured.microseconds else measured.reason
     return f"{called(measured.case)}: {name} {found}"
 
 
 def called(case: CaseKey) -> str:
-    """A case, for people."""
+    """A case in words, as in resnet50 at batch 8, float16."""
     return f"{case.operator} at batch {case.batch}, {case.data_type}"
 
 
 def network_tables(results: Results, width: int) -> list[Text]:
-    """All of it, in reading order."""
+    """All tables and lines of the results, in reading order."""
     rows = network_rows(results)
     shown = [network_table(rows, width), Text("")]
     if any(each.contender != GENERATED for each in results.measurements):

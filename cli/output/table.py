@@ -1,4 +1,4 @@
-"""Tables of one line a row: what does not fit its screen loses its middle, and columns that matter least go."""
+"""Tables that fit a terminal: one line per row, long cells cut, the least important columns left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 Cell = str | Text
 ELLIPSIS = "…"
 WIDE = 120
-"""Columns of a screen from which on there is more room between those of a table."""
+"""Width of a terminal from which the gaps between columns are wider."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Column:
     name: str
     align: Literal["left", "right"] = "left"
     least: int | None = None
-    """Cells may be cut down to so many characters; None: they are never cut."""
+    """Minimum width to which cells may be cut; None: never cut."""
     cut_end: bool = False
-    """Cut at the end, as a sentence is; a name loses its middle, since its end often tells it from others."""
+    """Whether cells are cut at the end, as sentences are; names are cut in the middle: their ends often differ."""
     leaves: int = 0
-    """Goes where the room is too small, those with larger numbers first: with 0 never, below EXTRA before the table is
-    wider than the screen, from EXTRA on already before a name is cut."""
+    """Rank in which columns are left out where the table is too wide, largest first; 0: never. From EXTRA on a column
+    is left out before any name is cut, below EXTRA only if cutting does not suffice."""
 
 
 EXTRA = 5
@@ -37,13 +37,13 @@ EXTRA = 5
 def without_column(
     name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
 ) -> tuple[list[Column], list[list[Cell]]]:
-    """A table that does without one of its columns, for `fitted_table`."""
+    """The columns and rows without one column, for `fitted_table`."""
     kept = [i for i, column in enumerate(columns) if column.name != name]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> Text:
-    """A table of at most that width; each row is one line."""
+    """A table of at most `width` columns of the terminal; each row is one line."""
     texts = [[_one_line(cell) for cell in row] for row in rows]
     wanted = [
         max(cell_len(column.name), *(text.cell_len for text in _of(texts, i))) if texts else cell_len(column.name)
@@ -55,7 +55,7 @@ def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], widt
     lines = [Text(" " * gap).join(_fitted(Text(columns[i].name, "bold"), columns[i], widths[i]) for i in shown)]
     lines += [Text(" " * gap).join(_fitted(row[i], columns[i], widths[i]) for i in shown) for row in texts]
     for line in lines:
-        line.truncate(width)  # where not even the columns that stay have room
+        line.truncate(width)  # where even the remaining columns are too wide
         line.rstrip()
     table = Text("\n", no_wrap=True, overflow="ignore").join(lines)
     table.no_wrap, table.overflow = True, "ignore"
@@ -67,7 +67,7 @@ def _of(texts: Sequence[Sequence[Text]], column: int) -> list[Text]:
 
 
 def _one_line(cell: Cell) -> Text:
-    """Names and what tools say may hold anything."""
+    """A cell without line breaks and control characters, which names and messages may contain."""
     text = cell if isinstance(cell, Text) else Text(cell)
     plain = "".join(each if each.isprintable() else " " for each in text.plain)
     return text if plain == text.plain else Text(plain, text.style)
@@ -78,11 +78,11 @@ def _least(column: Column, wanted: int) -> int:
 
 
 def _shown(columns: Sequence[Column], wanted: Sequence[int], width: int, gap: int) -> list[int]:
-    """Numbers of the columns that stay."""
+    """Indices of the columns that are shown."""
     shown = list(range(len(columns)))
 
     def taken(*, uncut: bool) -> int:
-        """With names uncut, or with all cut as far as they may be."""
+        """Width of the table, with names uncut or with all cells cut as far as allowed."""
         widths = [wanted[i] if uncut and not columns[i].cut_end else _least(columns[i], wanted[i]) for i in shown]
         return sum(widths) + gap * (len(shown) - 1)
 
@@ -94,7 +94,7 @@ def _shown(columns: Sequence[Column], wanted: Sequence[int], width: int, gap: in
 def _widths(
     columns: Sequence[Column], shown: Sequence[int], wanted: Sequence[int], width: int, gap: int
 ) -> dict[int, int]:
-    """The room beyond what each takes at least is given out evenly, to none more than it wants; names come first."""
+    """Width of each shown column: the minimum, plus an even part of the remaining room, first for names."""
     widths = {i: _least(columns[i], wanted[i]) for i in shown}
     room = width - sum(widths.values()) - gap * (len(shown) - 1)
     for sentences in (False, True):
@@ -116,7 +116,7 @@ def _fitted(text: Text, column: Column, width: int) -> Text:
 
 
 def cut_middle(text: str, width: int) -> str:
-    """At most so many columns of a screen: of a longer text the beginning and the end."""
+    """A text cut to `width` columns of the terminal, without its middle."""
     if cell_len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -124,7 +124,7 @@ def cut_middle(text: str, width: int) -> str:
 
 
 def cut_end(text: str, width: int) -> str:
-    """At most so many columns of a screen: the beginning."""
+    """A text cut to `width` columns of the terminal at its end."""
     return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + ELLIPSIS
 
 

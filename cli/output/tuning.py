@@ -1,4 +1,4 @@
-"""Tuning records and what a tuning found, as tables of 100 columns and as JSON."""
+"""Tuning records and results of `farm tune`, as tables for 100 columns and as JSON."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecor
 
 
 def tiling_text(tiling: Tiling) -> str:
-    """As in 32x4x2 r2 k8 c4 s3: tile and images, rows, output channels per group, input channels per chunk, stages; x8
-    behind them are the blocks of a cluster, by place is the order in which blocks begin."""
+    """A tiling as 32x4x2 r2 k8 c4 s3 x8: tile and images, rows, output channels per K-group, input channels per chunk,
+    stages, blocks of a cluster; `by place` if the blocks begin in that order."""
     images = f"x{tiling.images}" if tiling.images > 1 else ""
     return (
         f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_outputs} "
@@ -79,7 +79,7 @@ def tiling_text(tiling: Tiling) -> str:
 
 
 def outcome_line(outcome: Outcome) -> str:
-    """One layer in words, for a log."""
+    """The result of one layer on one line."""
     record = outcome.record
     name = f"{outcome.layer} batch {outcome.batch}"
     if record is None:
@@ -92,7 +92,7 @@ def outcome_line(outcome: Outcome) -> str:
 
 
 def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
-    """Kernels with wrong results: a defect, however fast they are."""
+    """A line for each kernel with wrong results, which is a bug."""
     return [
         Text(f"wrong: {each.layer} batch {each.batch}, {wrong}", style="red")
         for each in outcomes
@@ -101,10 +101,10 @@ def wrong_lines(outcomes: Sequence[Outcome]) -> list[Text]:
 
 
 def tuned_line(outcomes: Sequence[Outcome]) -> Text:
-    """How much slower the cost model's first choices are than the best tilings found."""
+    """Summary: the number of records, and the speed-up over the cost model's first choices."""
     records = [each.record for each in outcomes if each.record is not None]
     left = sum(each.left for each in outcomes)
-    rest = f"; no time was left for {counted(left, 'layer')}: the same command goes on" if left else ""
+    rest = f"; no time left for {counted(left, 'layer')}: run the same command again" if left else ""
     if not records:
         return Text(f"no layer has a record{rest}", style="red")
     ratios = [record.slower for record in records]
@@ -118,7 +118,7 @@ def tuned_line(outcomes: Sequence[Outcome]) -> Text:
 
 
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
-    """What became of a layer, as --json gives it."""
+    """The result of a layer as JSON."""
     return {
         "layer": outcome.layer,
         "also": list(outcome.also),
@@ -159,7 +159,7 @@ def _gain(record: TuningRecord) -> str:
 
 
 def _times(record: TuningRecord) -> tuple[str, str, str]:
-    """Of the cost model's first choice and of the best, as in a network where that is known; of the best, warm."""
+    """Times of the cost model's first choice and of the best, as in a network if known; warm time of the best."""
     if record.cold_microseconds is None:
         return _us(record.model_microseconds), _us(record.microseconds), "-"
     model = record.model_cold_microseconds or record.cold_microseconds

@@ -1,4 +1,4 @@
-"""What `farm compile` shows while it works: bars and what runs now on a terminal, a line per result elsewhere."""
+"""Progress of `farm compile`: a bar and the running tools on a terminal, else a line per result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from cli.output.format import built_how, counted, duration
-from cli.progress.eta import standing_line
+from cli.progress.eta import eta_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome
 from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, Retry, TemplateRequest, TemplateResult
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from farm.scheduler.plan import Plan
 
 RUNNING_SHOWN = 8
-"""Lines of what runs now."""
+"""Maximum number of running tools that are listed."""
 
 
 class CompileProgress(Progress):
@@ -34,13 +34,13 @@ class CompileProgress(Progress):
         self._hits = 0
         self._done = 0
         self._total = 0
-        """Cubins of this call, each once for each layer that needs it."""
+        """Cubins of this call, counted once for each layer that needs them."""
         self._templates_made = 0
         self._started = False
         self._console = console
         self._quiet = quiet
         self._names: dict[str, str] = {}
-        """What workers have, by key."""
+        """Descriptions of requests that workers have, by key."""
         self._estimate: Estimate | None = None
         self._estimated_at = 0.0
         self._layer_of_cubin: dict[str, str] = {}
@@ -140,19 +140,19 @@ class CompileProgress(Progress):
         return f"rewrite and assemble {self._layer_of_cubin.get(request.key, request.arch)}"
 
     def _line(self, text: str, style: str = "") -> None:
-        # On a terminal the bars tell of successes; a pipe or a log gets every result.
+        # On a terminal the bar shows successes; a pipe or a log gets a line for every result.
         if not self._quiet and (style or not self._shows):
             self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _picture(self) -> Group:
-        """The bar counts predicted work; of what workers have, only what a tool works on now, and for how long."""
+        """The bar, which counts predicted work, and the tools that are running, with their times."""
         running = {} if self._estimate is None else self._estimate.running
         left = None if self._estimate is None else self._estimate.left_seconds
         since = time.monotonic() - self._estimated_at
-        text = standing_line(self._done, self._total, len(running), None if left is None else max(0.0, left - since))
+        text = eta_line(self._done, self._total, len(running), None if left is None else max(0.0, left - since))
         made = f"{self._hits} found, {counted(self._templates_made, 'template')} made"
         self._bars.update(self._bar, note=f"{text} ({made})")
-        names = dict(self._names)  # the other thread goes on
+        names = dict(self._names)  # a copy: another thread changes it
         shown = [(names[key], seconds + since) for key, seconds in running.items() if key in names]
         lines = [
             Text(f"  {what}  {duration(seconds)}", style="dim", overflow="ellipsis", no_wrap=True)

@@ -1,4 +1,4 @@
-"""How far minutes of work on a GPU are: a bar on a terminal, lines elsewhere."""
+"""Progress of work on a GPU: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rich.text import Text
 
 
 class WorkBar:
-    """One bar of so many steps, and what is at hand behind it. Use it in a `with` block."""
+    """A bar of `total` steps with a description of the current one. Use it in a `with` block."""
 
     def __init__(self, console: Console, description: str, *, total: int | None = None, quiet: bool = False) -> None:
         self._console = console
         self._quiet = quiet
         self.shows = console.is_terminal and not quiet
-        """Whether there is a bar: what it says needs no line then."""
+        """Whether the bar is visible, so that no lines are needed."""
         self._bar = Progress(
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
@@ -39,10 +39,10 @@ class WorkBar:
         self._bar.stop()
 
     def update(self, **changes: Any) -> None:
-        """Sets `total`, `completed` or `description`, or goes on by `advance`."""
+        """Set `total`, `completed` or `description`, or move on by `advance`."""
         self._bar.update(self._task, **changes)
 
     def line(self, text: str) -> None:
-        """Above the bar; nothing where it is to be quiet."""
+        """Print a line above the bar, unless quiet."""
         if not self._quiet:
             self._console.print(Text(text), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a long look through a store has counted so far, on a terminal."""
+"""A spinner with a count, for long walks through the store or the ledger."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def counting(what: str) -> Iterator[Tell]:
-    """Shows `what` and the counts that it is told; nothing where nobody watches."""
+def spinner(what: str) -> Iterator[Tell]:
+    """Show `what` and the counts that the yielded function is given; nothing without a terminal."""
     from farm.maintenance.inventory import tell_nobody
 
     console = stderr()

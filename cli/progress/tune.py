@@ -1,4 +1,4 @@
-"""What `farm tune` shows while it works: the layer at hand on the bar, a line for each that is done."""
+"""Progress of `farm tune`: the current layer on the bar, a line for each finished one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farm.tuning.search.tune import Outcome, TuneProgress
 
 
 class ShownTuning(TuneProgress):
-    """Shows one call of `farm tune`, and keeps what has come of it."""
+    """Shows one call of `farm tune`, and keeps the outcomes."""
 
     def __init__(self, bar: WorkBar) -> None:
         self.outcomes: list[Outcome] = []
