@@ -125,7 +125,7 @@ def test_status_has_the_newest_job_first(farm: Farm, compiled: str) -> None:
     assert code == 0
     assert [job["id"] for job in json.loads(out)["jobs"]] == [compiled]
     assert compiled[:8] in farm("status")[1]
-    assert "none of these jobs" in farm("status", "--model", "nothing like it")[1]
+    assert "no matching jobs" in farm("status", "--model", "nothing like it")[1]
 
 
 def test_inspect_takes_latest_and_the_beginning_of_an_id(farm: Farm, compiled: str) -> None:

@@ -89,7 +89,7 @@ def test_values_that_ptxas_has_other_code_for_are_left_to_it_and_the_job_says_wh
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["inspect", job.id]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "2 of 4 cubins by putting values into the code of their mask" in shown
+    assert "2 of 4 cubins made by value patches" in shown
     assert "2 by ptxas: float16 weight of 1.0" in shown
 
 

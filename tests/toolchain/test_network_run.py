@@ -70,7 +70,7 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "has no PTX for the emulator" in capsys.readouterr().err
     assert run([*arguments, str(tmp_path / "text.npy")]) == 2
-    assert "text.npy: it cannot be read" in capsys.readouterr().err
+    assert "text.npy: cannot read it" in capsys.readouterr().err
     of_another_version(tmp_path / "out")
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "out: its network.plan has another version" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_what_cannot_be_compared_is_said(
     job: Job, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(["verify", job.id, "--input", "x.npy"]) == 2
-    assert "--input and --model are for the whole network: give --network too" in capsys.readouterr().err
+    assert "--input and --model are for the whole network: add --network" in capsys.readouterr().err
     with monkeypatch.context() as patch:
         patch.setattr(network, "MOST_EMULATED", 1000)
         assert run(["verify", job.id, "--network"]) == 2

@@ -42,10 +42,10 @@ def test_without_a_gpu_the_exit_code_says_so(arguments: list[str], capsys: pytes
         (["--sparsity", "a,b"], "--sparsity a,b"),
         (["--peers", "tensorrt"], "--peers tensorrt"),
         (["--data-type", "int8"], "--data-type int8"),
-        (["--layer", "conv1"], "--layer names a layer of a model"),
-        (["model.onnx", "--op", "lenet-conv1"], "--op names one of the ten operators"),
+        (["--layer", "conv1"], "--layer needs a model"),
+        (["model.onnx", "--op", "lenet-conv1"], "--op cannot be combined with a model"),
         (["model.onnx"], "no such file"),
-        (["--resume"], "--resume: name the file"),
+        (["--resume"], "--resume needs a file"),
         (["--peak-tflops", "-1"], "--peak-tflops -1"),
         (["plot", "none.json", "figures"], "none.json cannot be read"),
         (["plot", __file__, "figures"], "name one that farm bench --json wrote"),
@@ -73,7 +73,7 @@ def test_peers_are_all_none_or_some_in_one_order_for_every_benchmark() -> None:
     assert peers_of("none", ("a", "b")) == ()
     assert peers_of("b, a,b", ("a", "b")) == ("a", "b")
     for wrong in ("", "c", "a,all", "none,a"):
-        with pytest.raises(UsageError, match="it is all, none or some of a, b"):
+        with pytest.raises(UsageError, match="expected all, none or some of a, b"):
             peers_of(wrong, ("a", "b"))
 
 

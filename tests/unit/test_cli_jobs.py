@@ -114,7 +114,7 @@ def test_waiting_for_a_job_that_does_not_end_in_time_is_101(yard: Farmyard, type
     code, out, err = typed("wait", done, waits, cancelled, "--timeout", "1s")
     assert code == 101
     assert [line.split()[1] for line in out.splitlines()] == ["done", "cancelled"]
-    assert "1 job of 3 not ended within 1s" in err
+    assert "1 job of 3 unfinished after 1s" in err
     assert "no coordinator is alive" in err
     code, out, _ = typed("wait", done, cancelled, "--json")
     assert (code, [each["status"] for each in json.loads(out)["jobs"]]) == (103, ["SUCCEEDED", "CANCELLED"])

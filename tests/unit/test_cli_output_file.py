@@ -31,7 +31,7 @@ def room_for(size: int) -> Iterator[None]:
 
 def test_nothing_stays_of_a_file_for_which_there_is_no_room(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    with room_for(10), pytest.raises(UsageError, match=r"^--output r: it cannot be written \(File too large\): name "):
+    with room_for(10), pytest.raises(UsageError, match=r"^--output r: cannot write it: File too large"):
         write_output(path, bytes(11), "--output r")
     assert not path.exists()
     with room_for(10):
@@ -55,7 +55,7 @@ def test_the_file_of_before_stays_if_there_is_no_room_for_another(tmp_path: Path
 @pytest.mark.parametrize("name", ["y.npy", "y.npz"])
 def test_nothing_stays_of_outputs_for_which_there_is_no_room(name: str, tmp_path: Path) -> None:
     port, array = SimpleNamespace(name="y"), np.zeros(1000)
-    with room_for(500), pytest.raises(UsageError, match=r"cannot be written \(File too large\): name another file$"):
+    with room_for(500), pytest.raises(UsageError, match=r"cannot write it: File too large\. Name another file\.$"):
         write_arrays(tmp_path / name, [port], [array])  # type: ignore[list-item]
     assert not list(tmp_path.iterdir())
 

@@ -75,11 +75,11 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
         ("compile", 2, "MODEL"),
         ("compile net.onnx", 2, "Missing option '--arch'"),
         ("compile net.onnx --arch sm_90 --template fancy", 2, "rolled or full"),
-        ("compile net.onnx --arch sm_90 --max-code-size 0", 2, "--max-code-size 0: it is a size"),
+        ("compile net.onnx --arch sm_90 --max-code-size 0", 2, "--max-code-size 0: expected a size"),
         (
             "compile net.onnx --arch sm_90 --max-code-size much",
             2,
-            "--max-code-size much: it is a size such as 500GB, 8GiB or 512MiB",
+            "--max-code-size much: expected a size such as 500GB, 8GiB or 512MiB",
         ),
         ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "as in input:1,3,224,224"),
         ("compile missing.onnx --arch sm_90", 2, "missing.onnx: no such file"),
@@ -207,7 +207,7 @@ def test_an_output_folder_with_foreign_files_is_refused_before_anything_runs(tmp
     (tmp_path / "bundle" / "holiday.jpg").touch()
     with pytest.raises(UsageError, match=r"holiday\.jpg"):
         check_output_folder(tmp_path / "bundle")
-    with pytest.raises(UsageError, match="it is a file"):
+    with pytest.raises(UsageError, match="is a file"):
         check_output_folder(tmp_path / "bundle" / "holiday.jpg")
     (tmp_path / "bundle" / "manifest.json").touch()
     check_output_folder(tmp_path / "bundle")
@@ -253,4 +253,4 @@ def test_a_file_that_is_no_database_says_what_to_do_with_it(tmp_path: Path, caps
 def test_a_demo_in_a_folder_that_cannot_be_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(["demo", str(tmp_path / "file")]) == 2
-    assert "file cannot be written (File exists): name another folder" in capsys.readouterr().err
+    assert "file: File exists. Name another folder." in capsys.readouterr().err

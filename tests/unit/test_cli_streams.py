@@ -45,4 +45,6 @@ def test_a_report_that_does_not_fit_the_disk_is_one_line_and_an_exit_code_of_its
 ) -> None:
     code, words = code_and_words(tmp_path, f"farm {command} >/dev/full")
     assert code == UNREACHABLE
-    assert words == "farm: the output cannot be written: No space left on device: make room, or send it elsewhere\n"
+    assert (
+        words == "farm: cannot write the output: No space left on device. Free disk space, or redirect it elsewhere.\n"
+    )

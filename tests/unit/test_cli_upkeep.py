@@ -58,12 +58,12 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
         ("cache rm ../../../etc/passwd", 2, "is not the beginning of a key or digest"),
         ("cache rm abc", 2, "give 4 hex digits or more"),
         ("cache rm 0000000000", 102, "no key or digest that begins with 0000000000"),
-        ("cache gc --older-than soon", 2, "--older-than soon: it is a duration such as 90d"),
-        ("cache gc --max-size big", 2, "--max-size big: it is a size such as 500GB"),
+        ("cache gc --older-than soon", 2, "--older-than soon: expected a duration such as 90d"),
+        ("cache gc --max-size big", 2, "--max-size big: expected a size such as 500GB"),
         ("cache gc --grace 1h", 2, "it is 2 h at least"),
         ("db prune", 2, "Missing option '--older-than'"),
         ("db prune --older-than 59m", 2, "prune older ones"),
-        ("explain latest", 2, "it is JOB/LAYER or JOB/LAYER/ARCH"),
+        ("explain latest", 2, "expected JOB/LAYER or JOB/LAYER/ARCH"),
         ("explain latest/nope", 102, "has no layer 'nope'"),
         ("explain zzz/conv1", 102, "there is no job 'zzz'"),
     ],
@@ -109,7 +109,7 @@ def test_the_store_is_listed_by_stage_and_a_stage_by_entries(farm: Farmyard, cap
     assert "STAGE" in text("cache ls", capsys)
     shown = text("cache ls --stage cubin -n 3", capsys)
     assert entries[0]["name"] in shown
-    assert "and 1 younger ones: -n shows more" in shown
+    assert "and 1 more, used later: raise -n" in shown
     assert max(map(len, shown.splitlines())) <= 100
 
 
@@ -266,7 +266,7 @@ def test_cancelling_all_jobs_without_a_terminal_needs_yes(
 ) -> None:
     [waiting] = farm.submit("two")
     assert cancel_all(typed=io.StringIO("y\n"), monkeypatch=monkeypatch) == 2
-    assert "--all would cancel 1 job (0 RUNNING, 1 PENDING) and stdin is no terminal to confirm on: add --yes" in (
+    assert "--all would cancel 1 job (0 RUNNING, 1 PENDING): stdin is no terminal to confirm on. Add --yes." in (
         capsys.readouterr().err
     )
     assert farm.ledger.job(waiting).status is Status.PENDING

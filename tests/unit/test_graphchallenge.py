@@ -233,8 +233,8 @@ def test_a_network_of_files_must_be_like_the_challenges(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["nothing"], "there is no network nothing"),
-        (["--peers", "x"], "--peers x: it is all, none or some of index, cusparse"),
-        (["--emulate", "--json", "-"], "--json: nothing is measured with --emulate"),
+        (["--peers", "x"], "--peers x: unknown peer: expected all, none or some of index, cusparse"),
+        (["--emulate", "--json", "-"], "--json and --emulate cannot be combined"),
         (["--layers", "0"], "--layers"),
         (["--neurons", "1000"], "no square"),
         (["--inputs", "missing.tsv"], "no such file"),

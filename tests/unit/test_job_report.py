@@ -242,5 +242,5 @@ def test_the_command_writes_the_page(
     assert "open it in a browser" in capsys.readouterr().out
     assert path.read_text().startswith("<!doctype html>")
     assert run(["report", job_id, "-o", str(tmp_path / "nowhere" / "page.html")]) == 2
-    assert "name another file" in capsys.readouterr().err
+    assert "Name another file" in capsys.readouterr().err
     assert run(["report", "nosuchjob", "-o", str(path)]) == 102

@@ -105,14 +105,14 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
     for arguments, said in (
         (
             ["resnet7"],
-            "resnet7 is neither an ONNX file nor a network that ships: give the path of a file, or one of",
+            "resnet7 is neither an ONNX file nor a demo network: give the path of a file, or one of",
         ),
-        (["lenet5", "--precision", "int8"], "--precision int8: it is float32 or float16"),
-        ([str(path), "--precision", "float16"], "net.onnx is a file, which has a data type of its own"),
+        (["lenet5", "--precision", "int8"], "--precision int8: expected float32 or float16"),
+        ([str(path), "--precision", "float16"], "net.onnx is a file with its own data type"),
         ([str(path), str(path)], "net is named twice"),
         (
             ["lenet5", "--peers", "tensorrt"],
-            "--peers tensorrt: it is all, none or some of eager, compile",
+            "--peers tensorrt: unknown peer: expected all, none or some of eager, compile",
         ),
         (["lenet5", "--batch", "0"], "--batch 0"),
         (["lenet5", "--bundle", str(tmp_path)], "is not a bundle"),

@@ -111,7 +111,7 @@ def test_a_job_or_a_submission_is_named_not_both(
     assert run(["report", "--submission", "sweep", "-o", str(page)]) == 0
     assert "1 job" in page.read_text()
     assert run(["report", job, "--submission", "sweep", "-o", str(page)]) == 2
-    assert "not both" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err
     assert run(["report", "--submission", "nosuch", "-o", str(page)]) == 102
 
 

@@ -86,7 +86,7 @@ def test_a_setting_and_an_option_read_the_same_duration(text: str) -> None:
 
 
 def test_the_error_of_an_option_names_it_and_the_forms() -> None:
-    with pytest.raises(UsageError, match="--max-size 8: it is a size such as"):
+    with pytest.raises(UsageError, match="--max-size 8: expected a size such as"):
         bytes_of("--max-size", "8")
-    with pytest.raises(UsageError, match=r"--budget 0: it is a duration .*, of at least 1 s"):
+    with pytest.raises(UsageError, match=r"--budget 0: expected a duration .*, of at least 1 s"):
         seconds_of("--budget", "0", least=1)
