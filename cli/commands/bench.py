@@ -48,14 +48,14 @@ class _BenchGroup(TyperGroup):
 
 
 app = typer.Typer(
-    help="Measure the generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin; `run` may be left out.",
+    help="Measure generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin.",
     cls=_BenchGroup,
 )
 
 
 @app.callback()
 def bench() -> None:
-    """Measure the generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin; `run` may be left out."""
+    """Measure generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin."""
 
 
 @app.command(RUN)

@@ -129,10 +129,11 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Collect garbage: remove unreferenced blobs and, beyond the limits, old entries; never those that a job refers to.
+    """Remove unreferenced blobs and, beyond the limits, old entries.
 
-    Safe while jobs run, on any machine. It knows only the jobs of the configured database: where several databases
-    share one bucket, it may remove what only the others need. farm serve collects hourly if limits are set.
+    Entries that a job refers to stay. Safe while jobs run, on any machine. It knows only the jobs of the configured
+    database: where several databases share one bucket, it may remove what only the others need. farm serve collects
+    hourly if limits are set.
     """
     from farm.maintenance.gc import Limits
 

@@ -34,9 +34,10 @@ def cancel(
     yes: Annotated[bool, typer.Option("-y", "--yes", help="With --all: do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel unfinished jobs: their tools are killed, finished cubins stay in the store.
+    """Cancel unfinished jobs; finished cubins stay in the store.
 
-    --all asks first, with the number of jobs. Without a terminal on stdin it needs --yes, else the exit code is 2.
+    Their tools are killed. --all asks first, with the number of jobs. Without a terminal on stdin it needs --yes, else
+    the exit code is 2.
     """
     ask = _confirm_cancelling if everything and not yes else None
     _change("cancel", lambda farm: farm.cancel, job or [], submission, everything, as_json, ask)
@@ -45,7 +46,10 @@ def cancel(
 def retry(
     job: Jobs = None, submission: OfSubmission = None, everything: Everything = False, as_json: AsJson = False
 ) -> None:
-    """Rerun jobs that failed, crashed or were cancelled; builds only what has not succeeded."""
+    """Rerun jobs that failed, crashed or were cancelled.
+
+    Builds only what has not succeeded.
+    """
     _change("retry", lambda farm: farm.retry, job or [], submission, everything, as_json)
 
 

@@ -40,9 +40,10 @@ def compile_models(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Compile pruned ONNX checkpoints and wait, with progress. Running it again compiles nothing.
+    """Compile pruned ONNX checkpoints and wait, with progress.
 
-    With several models the exit code is the highest of their jobs'.
+    Running it again compiles nothing. With several models the exit code is the highest of their jobs'. Ctrl-C puts
+    the jobs back to PENDING; the same command continues where it stopped.
     """
     from cli.progress.compile import CompileProgress
     from farm.api import Farm

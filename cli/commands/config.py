@@ -32,7 +32,7 @@ def config() -> None:
 def show(
     as_json: AsJson = False,
 ) -> None:
-    """Show each setting, its value and its origin, then the CUDA tools and g++ in use."""
+    """Show each setting, its value and its origin, then the tools in use."""
     from farm.config.settings import config_path, load_settings
     from farm.reports.tools import effective_tools
 

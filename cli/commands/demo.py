@@ -21,7 +21,10 @@ SPARSITY = 0.9
 def demo(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder for models and bundles.")] = Path("demo"),
 ) -> int:
-    """Make LeNet-5 and Cifar10-AlexNet at sparsity 0.9, compile them for three architectures, verify on the CPU."""
+    """Compile two pruned networks for three architectures and verify them on the CPU.
+
+    The networks are LeNet-5 and Cifar10-AlexNet with random weights, pruned to sparsity 0.9.
+    """
     from codegen.model_zoo import alexnet_cifar10, lenet5, write_network
     from farm.api import Farm
     from farm.config.settings import load_settings

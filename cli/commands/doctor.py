@@ -26,7 +26,9 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Test the toolchain, the store, the database, Ray and the GPU, with a fix for each failure.
+    """Test the toolchain, the store, the database, Ray and the GPU.
+
+    Prints a fix for each failure.
 
     --archs runs only `ptxas --help`. `yes` means that --arch takes the architecture and its GPUs, in any spelling:
     sm_89, 8.9, rtx4090, "NVIDIA GeForce RTX 4090". DRIVER is the oldest branch that runs this ptxas's code.

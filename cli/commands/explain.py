@@ -21,10 +21,11 @@ def explain(
     build: Annotated[str, typer.Argument(metavar="BUILD", help="JOB/LAYER or JOB/LAYER/ARCH.")],
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a build was a cache hit or a miss: its key next to the most similar earlier one.
+    """Explain why a build was a cache hit or a miss.
 
-    The build is compared with earlier builds of layers that have the same name and shape, the same weights, or the
-    same template. The nearest key shares most fields; ties go to a layer of the same name, then to the newest.
+    Shows its key next to the most similar earlier one. The build is compared with earlier builds of layers that have
+    the same name and shape, the same weights, or the same template. The nearest key shares most fields; ties go to a
+    layer of the same name, then to the newest.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

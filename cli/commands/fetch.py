@@ -39,7 +39,7 @@ def fetch(
     ] = False,
     check: Annotated[bool, typer.Option("--verify", help="Read the bundle again and check every digest.")] = False,
 ) -> int:
-    """Write the bundles of jobs: cubins per layer and architecture, and manifest.json that says how to launch them.
+    """Write the bundles of jobs: cubins, and a manifest that says how to launch them.
 
     With --partial the bundle of a failed job has the layers whose cubins were all built; the manifest's `missing`
     lists the others. If one of several jobs cannot be fetched, the others are, and the exit code tells.

@@ -30,10 +30,10 @@ def inspect(
     job: OneJob = "latest",
     as_json: AsJson = False,
 ) -> None:
-    """Show a job's layers: shape, folded nodes, non-zeros, hits, deleted FMAs, registers, spills, seconds, bytes.
+    """Show a job's layers: shapes, cubins, registers, spills, seconds, bytes.
 
-    The last lines of the first table sum up the job for each architecture. Failures are grouped by cause, with the
-    command that reruns the first of each.
+    Also folded nodes, non-zeros, cache hits and deleted FMAs. The last lines of the first table sum up the job for each
+    architecture. Failures are grouped by cause, with the command that reruns the first of each.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

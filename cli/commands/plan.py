@@ -40,7 +40,9 @@ def plan(
     request: BuildRequest,
     as_json: AsJson = False,
 ) -> int:
-    """Predict what compiling checkpoints would build, find in the store and cost; runs no tool, stores nothing.
+    """Predict what a compile would build, find in the store and cost.
+
+    Runs no tool and stores nothing.
 
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
     architecture, CPU time of ptxas, and kernel time on an H200 at --batch by the cost model. Then skipped layers,

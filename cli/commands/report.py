@@ -28,10 +28,11 @@ def report(
     ),
     submission: OfSubmission = None,
 ) -> None:
-    """Write a job as one HTML page: its layers' zeros, code, compile and kernel time; or a submission's timeline.
+    """Write an HTML page about a job, or the timeline of a submission.
 
-    The page is one file that loads nothing and runs no script. Kernel times are measured where a tuning record of
-    this batch size gave the tiling, else predicted for an H200. An unfinished job is shown as far as it is.
+    The page of a job shows its layers' zeros, code, compile and kernel times. It is one file that loads nothing and
+    runs no script. Kernel times are measured where a tuning record of this batch size gave the tiling, else predicted
+    for an H200. An unfinished job is shown as far as it is.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

@@ -40,9 +40,10 @@ def serve(
         str, typer.Option("--metrics-host", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
 ) -> int:
-    """Run a coordinator: claim pending jobs and compile them, until Ctrl-C. Several may run at once.
+    """Run a coordinator, which claims pending jobs and compiles them, until Ctrl-C.
 
-    Ctrl-C and SIGTERM put unfinished jobs back to PENDING; the next coordinator builds only what is missing.
+    Several may run at once. Ctrl-C and SIGTERM put unfinished jobs back to PENDING; the next coordinator builds only
+    what is missing.
 
     Without --drain one of the coordinators enforces FARM_STORE_SIZE, FARM_STORE_AGE and FARM_LEDGER_AGE every hour.
     Blobs that a job in the ledger refers to, or that were used within a day, are kept.

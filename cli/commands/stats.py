@@ -20,7 +20,7 @@ def stats(
     zero: Annotated[bool, typer.Option("--zero", help="Restart the counters at zero; deletes nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show cache hits and misses per stage, nvcc and ptxas time spent and saved, deleted FMAs, bytes.
+    """Show cache hits and misses, tool time spent and saved, deleted FMAs, bytes.
 
     The hit rate is hits / (hits + misses); failures count as neither. A job whose cubins are all cached looks up no
     template. SAVED is the tool time that cached results took when they were built. Pruned jobs no longer count.

@@ -24,7 +24,7 @@ def submit(
     request: BuildRequest,
     as_json: AsJson = False,
 ) -> int:
-    """Submit pruned ONNX checkpoints and return at once with the jobs' ids; farm serve compiles them."""
+    """Submit checkpoints and print the jobs' ids; farm serve compiles them."""
     from farm.api import Farm
     from farm.config.settings import load_settings
 

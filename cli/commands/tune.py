@@ -61,10 +61,11 @@ def tune(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> int:
-    """Try tilings on a GPU and keep the fastest for farm compile. Running it again continues the search.
+    """Try tilings on a GPU and keep the fastest for farm compile.
 
-    Tilings are tried in the order of the cost model and compiled on all CPUs while the GPU measures. Each kernel is
-    checked before it is timed; one with wrong results never wins and makes the exit code 100.
+    Running it again continues the search. Tilings are tried in the order of the cost model and compiled on all CPUs
+    while the GPU measures. Each kernel is checked before it is timed; one with wrong results never wins and makes the
+    exit code 100.
 
     A time is the median of replayed CUDA graphs with the caches as in a network; WARM US is the time with the code
     cached. The winner goes into the ledger at once. With --seconds the layers share the time, half by their predicted

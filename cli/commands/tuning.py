@@ -18,14 +18,12 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from farm.tuning.record import TuningRecord
 
-app = typer.Typer(
-    help="List, export and import tuning records: the fastest tilings found by farm tune.", no_args_is_help=True
-)
+app = typer.Typer(help="List, export and import the records of farm tune.", no_args_is_help=True)
 
 
 @app.callback()
 def tuning() -> None:
-    """List, export and import tuning records: the fastest tilings found by farm tune."""
+    """List, export and import the records of farm tune."""
 
 
 @app.command("list")

@@ -54,10 +54,11 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Check every layer's kernel against a float64 reference: its PTX in an emulator, or its cubins on a GPU.
+    """Check every layer's kernel against a float64 reference.
 
-    % OF TOLERANCE is the largest error as a share of the tolerance, which follows from the number of terms and the
-    data type; up to 100 % passes. With --gpu the cubins run on a GPU of the Ray cluster, if one is configured.
+    Runs the PTX in an emulator, or the cubins on a GPU with --gpu. % OF TOLERANCE is the largest error as a share of
+    the tolerance, which follows from the number of terms and the data type; up to 100 % passes. With --gpu the cubins
+    run on a GPU of the Ray cluster, if one is configured.
 
     With --network every tensor that the ONNX model has too is compared with onnxruntime (extra `reference`). The
     tolerance is a share of the tensor's largest element: 1e-4 in float32, 0.02 in float16, 0.1 in bfloat16.

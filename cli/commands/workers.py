@@ -24,7 +24,7 @@ NUMBERS = ("cpus", "gpus", "running", "pending", "accepted", "finished", "failed
 def workers(
     as_json: AsJson = False,
 ) -> None:
-    """Show coordinators and workers: running and finished builds, and when each was last seen."""
+    """Show coordinators and workers, with their running and finished builds."""
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger
 

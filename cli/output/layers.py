@@ -292,13 +292,14 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
     if not made or asked == "ptxas":
         return []
     reasons = Counter(result.fallback for result in by_ptxas if result.fallback).most_common()
-    others = ", the others by ptxas" if by_ptxas else ""
-    how = "made by value patches" if asked == "patch" else "assembled directly"
-    head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{others}")
-    if len(by_ptxas) == len(made):
-        head = Text("machine code by ptxas")
-        if len(reasons) == 1:
-            return [head.append(f": {reasons[0][0]}")]
+    if len(by_ptxas) < len(made):
+        how = "made by value patches" if asked == "patch" else "assembled directly"
+        others = ", the others by ptxas" if by_ptxas else ""
+        head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{others}")
+    elif len(reasons) == 1:
+        return [Text(f"all cubins made by ptxas: {reasons[0][0]}")]
+    else:
+        head = Text("all cubins made by ptxas")
     return [head, *(Text(f"  {count} by ptxas: {reason}") for reason, count in reasons)]
 
 

@@ -113,7 +113,7 @@ def test_full_templates_are_left_to_ptxas(farm: Farm, capsys: pytest.CaptureFixt
     [job] = farm.compile([checkpoint(layer("conv1", spec=SMALLER))], replace(DIRECT, form="full"))
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["inspect", job.id]) == 0
-    assert "machine code by ptxas: the direct assembler does not support full templates\n" in capsys.readouterr().out
+    assert "all cubins made by ptxas: the direct assembler does not support full templates\n" in capsys.readouterr().out
 
 
 def test_ptxas_is_the_default_until_a_gpu_has_qualified_direct_code(
@@ -124,7 +124,7 @@ def test_ptxas_is_the_default_until_a_gpu_has_qualified_direct_code(
     assert run(["inspect", job.id]) == 0
     version = farm.toolchain.ptxas_version
     reason = f"float32 on sm_90 is not qualified for ptxas {version}; run farm qualify on such a GPU"
-    assert f"machine code by ptxas: {reason}\n" in capsys.readouterr().out
+    assert f"all cubins made by ptxas: {reason}\n" in capsys.readouterr().out
     checks = {check.name: check for check in farm.doctor()}
     assert checks["assembler"].ok
     assert reason in checks["assembler"].text

@@ -117,7 +117,7 @@ def test_an_empty_store_says_how_to_begin(
     farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("FARM_STORE", f"file://{tmp_path / 'nothing'}")
-    assert "farm compile fills the store" in text("cache ls", capsys)
+    assert "farm compile fills it" in text("cache ls", capsys)
     assert document("cache ls", capsys) == {"stages": [], "total_bytes": 0}
     assert document("cache gc", capsys)["freed_bytes"] == 0
     assert not (tmp_path / "nothing").exists()
