@@ -35,7 +35,7 @@ from farm.jobs.model import (
     NewSubmission,
     Status,
 )
-from farm.jobs.submission import Submission, dense_warnings, new_id, new_job
+from farm.jobs.submission import Submission, dense_warning, new_id, new_job
 from farm.ledger import CoordinatorState, Ledger, References, Statistics, Which, open_ledger
 from farm.maintenance.gc import Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import Inventory, Tell, read_inventory, tell_nobody
@@ -126,9 +126,9 @@ class Farm:
         jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
-        dense = (warning for job in jobs for warning in dense_warnings(job.builds))
+        dense = dense_warning(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
-        warnings = dict.fromkeys((*notes, *dense, *filter(None, coverages)))
+        warnings = dict.fromkeys(filter(None, (*notes, dense, *coverages)))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def compile(

@@ -50,14 +50,14 @@ def plan(
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
-    from farm.jobs.submission import dense_warnings
+    from farm.jobs.submission import dense_warning
 
     with Farm.open(load_settings()) as farm:
         checkpoints = request.read(farm)
         if not checkpoints:
             return USAGE
         found = farm.forecast(checkpoints, request.options)
-    for warning in dict.fromkeys(each for model in found.models for each in dense_warnings(model.job.builds)):
+    if warning := dense_warning(build for model in found.models for build in model.job.builds):
         print_warning(warning)
     if as_json:
         print_json({"models": [_model_json(model) for model in found.models], "total": _total_json(found)})

@@ -20,6 +20,8 @@ from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail, Outcome
 
 MODEL = "cost model"
 """Origin of a tiling that no tuning record gave."""
+NAMES_SHOWN = 4
+"""Layers or cubins named in a note."""
 OUTCOME_STYLES = {Outcome.HIT: "cyan", Outcome.BUILT: "green", Outcome.FAILED: "red"}
 
 
@@ -262,26 +264,37 @@ def folded_lines(detail: JobDetail) -> list[Text]:
 
 
 def tuning_lines(builds: Sequence[Build]) -> list[Text]:
-    """A line for each tuning record that was not used, with the reason."""
-    return [
-        Text(f"{build.layer} {choice.arch}: {choice.note}", style="yellow")
-        for build in builds
-        for choice in build.choices
-        if choice.note
-    ]
+    """A line for each reason not to use a tuning record, with the layers."""
+    layers: dict[str, list[str]] = {}
+    for build in builds:
+        for choice in build.choices:
+            if choice.note:
+                layers.setdefault(choice.note, []).append(f"{build.layer} {choice.arch}")
+    return [Text(f"{_some(names)}: {note}", style="yellow") for note, names in layers.items()]
 
 
 def lowered_lines(detail: JobDetail) -> list[Text]:
-    """A line for each cubin that was built at a lower -O level because ptxas timed out."""
-    lines: dict[str, Text] = {}
+    """A line for each -O level that cubins were built at because ptxas timed out at the intended one."""
+    lowered: dict[tuple[int, int], dict[str, None]] = {}
     for build in detail.builds:
         meant = level_of(ptxas_options(detail.job.options.optimisation, clusters=build.tiling.splits_streams))
         for result in detail.results_of(build):
             if result.cubin and result.optimisation != meant:
                 name = build.cubin_name(result.arch, result.part)
-                text = f"{name} was built at -O{result.optimisation}: ptxas timed out at -O{meant}"
-                lines[name] = Text(text, style="yellow")
-    return list(lines.values())
+                lowered.setdefault((result.optimisation, meant), {})[name] = None
+    return [
+        Text(
+            f"{counted(len(names), 'cubin')} built at -O{level}, ptxas timed out at -O{meant}: {_some(list(names))}",
+            "yellow",
+        )
+        for (level, meant), names in lowered.items()
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and the number of the others."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def assembler_lines(detail: JobDetail) -> list[Text]:

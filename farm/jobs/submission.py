@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -27,6 +27,8 @@ PUTS_AT_ONCE = 8
 """Weights on their way to the store while tilings are chosen: a disk or a bucket is waited for."""
 DENSE_BELOW = 0.5
 """Sparsity under which the dense libraries are faster."""
+DENSE_NAMED = 4
+"""Dense layers named in a warning."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,12 @@ def _check(
         raise UsageError(f"{checkpoint.path}: {why}: {first.name} ({first.operator}): {first.reason}{also}")
 
 
-def dense_warnings(builds: Sequence[Build]) -> list[str]:
-    """A line for each layer that will not gain from the method."""
-    sparsities: Mapping[str, float] = {build.layer: 1 - build.nonzeros / build.spec.weights_count for build in builds}
-    return [
-        f"{layer}: sparsity {sparsity:.2f}, too dense to gain from the method: prune it further"
-        for layer, sparsity in sparsities.items()
-        if sparsity < DENSE_BELOW
-    ]
+def dense_warning(builds: Iterable[Build]) -> str:
+    """A warning that names the layers for which dense kernels are probably faster; empty if there are none."""
+    sparsities = {build.layer: 1 - build.nonzeros / build.spec.weights_count for build in builds}
+    dense = [f"{layer} ({sparsity:.0%})" for layer, sparsity in sparsities.items() if sparsity < DENSE_BELOW]
+    if not dense:
+        return ""
+    named = ", ".join(dense[:DENSE_NAMED]) + (f" and {len(dense) - DENSE_NAMED} more" if dense[DENSE_NAMED:] else "")
+    layers = "1 layer has" if len(dense) == 1 else f"{len(dense)} layers have"
+    return f"{layers} under {DENSE_BELOW:.0%} zeros, dense kernels are probably faster: {named}. Prune further."

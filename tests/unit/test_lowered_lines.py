@@ -1,4 +1,4 @@
-"""What is told of cubins at a lower level than the job's."""
+"""Notes about cubins that were built at a lower -O level than the job's."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def at_level_one(*, cluster: int) -> JobDetail:
     return JobDetail(whole.job, (build,), (replace(result, optimisation=1),))
 
 
-def test_a_cubin_that_took_ptxas_too_long_is_told() -> None:
+def test_cubins_built_at_a_lower_level_are_noted() -> None:
     [line] = lowered_lines(at_level_one(cluster=1))
-    assert line.plain.endswith("sm_80 was built at -O1: ptxas timed out at -O3")
+    assert line.plain.startswith("1 cubin built at -O1, ptxas timed out at -O3: ")
+    assert line.plain.endswith(" sm_80")
 
 
-def test_nothing_is_told_of_kernels_with_clusters_which_are_meant_for_that_level() -> None:
+def test_kernels_with_clusters_are_meant_for_that_level() -> None:
     assert lowered_lines(at_level_one(cluster=8)) == []

@@ -89,7 +89,7 @@ def test_unwritable_outputs_are_reported_before_the_gpu_is_used(
     (tmp_path / "a-file").touch()
     for option, place in (("--output", tmp_path), ("-o", tmp_path / "no" / "file"), ("--keep", tmp_path / "a-file")):
         assert run(["qualify", option, str(place)]) == USAGE
-        assert f"{place}: it " in capsys.readouterr().err
+        assert f"{place}" in capsys.readouterr().err
     assert records_here() == []
 
 

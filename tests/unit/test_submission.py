@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -15,7 +16,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import CHOICES, AssemblerChoice, unsupported_reason
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
-from farm.jobs.submission import dense_warnings, new_job
+from farm.jobs.submission import dense_warning, new_job
 from farm.store.memory import MemoryStore
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 
@@ -120,13 +121,14 @@ def test_options_come_back_from_json_as_they_were() -> None:
     assert BuildOptions.from_json(options.to_json()) == options
 
 
-def test_dense_layers_of_every_operator_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_warning_names_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.tuning.book.choose_tiling", lambda *_, **__: TILING)
     monkeypatch.setattr("farm.jobs.submission.choose_parts", lambda *_: (Part(0, 4),))
     linear = Linear(40, 10)
     net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
-    warnings = dense_warnings(submitted(net).builds)
-    assert [warning.split(",")[0] for warning in warnings] == ["fc2: sparsity 0.25", "conv: sparsity 0.40"]
+    builds = submitted(net).builds
+    assert re.match(r"2 layers have under 50% zeros.*: fc2 \(25%\), conv \(40%\)\.", dense_warning(builds))
+    assert dense_warning(each for each in builds if each.layer == "fc1") == ""
 
 
 def test_equal_content_under_another_name_is_another_request() -> None:
