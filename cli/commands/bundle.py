@@ -77,7 +77,7 @@ def verify(bundle: BundlePath) -> int:
 
 
 def print_damage(bundle: Bundle) -> int:
-    """Names each file that is missing or damaged; gives their number."""
+    """Print each missing or damaged file; return their number."""
     found = bundle.damage()
     for each in found:
         print_error(each)

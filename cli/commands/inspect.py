@@ -59,7 +59,7 @@ def _print(detail: JobDetail) -> None:
     how = f"batch {options.batch}, {options.form} templates, ptxas -O{options.optimisation}"
     limit = f"at most {size(options.code_limit_bytes)} of code in a layer"
     seconds = job_seconds(job, now)
-    ran = f"ran {duration(seconds)}" if seconds is not None else "has not run yet"
+    ran = f"ran {duration(seconds)}" if seconds is not None else "not started"
     tries = f" in {job.tries} tries" if job.tries > 1 else ""
     console.print(Text(f"{job.model}, {how}, {limit}"), soft_wrap=True)
     console.print(Text(f"submitted {moment(job.submitted_at, now)} by {job.submitter}, {ran}{tries}"), soft_wrap=True)

@@ -144,6 +144,6 @@ def _print_end(outcomes: Sequence[Outcome], *, as_json: bool) -> None:
         return
     console = stdout()
     if outcomes:
-        console.print(outcome_table(outcomes, console.width))
+        console.print(outcome_table(outcomes, console.width), soft_wrap=True)
         for line in (*wrong_lines(outcomes), tuned_line(outcomes)):
             console.print(line, soft_wrap=True)

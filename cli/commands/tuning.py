@@ -48,7 +48,8 @@ def show(
         return
     console = stdout()
     if own or shipped:
-        console.print(record_table([*own, *shipped], frozenset(shipped) - frozenset(own), console.width))
+        table = record_table([*own, *shipped], frozenset(shipped) - frozenset(own), console.width)
+        console.print(table, soft_wrap=True)
     else:
         console.print("no records: farm tune MODEL.onnx makes them, on a machine with a GPU")
 

@@ -1,4 +1,4 @@
-"""How much of a model is compiled, and why layers were skipped: as lines and as JSON."""
+"""The compiled share of a model, and the reasons of skipped layers, as lines and as JSON."""
 
 from __future__ import annotations
 

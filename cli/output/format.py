@@ -71,7 +71,7 @@ def archs_text(archs: Sequence[str]) -> str:
 
 
 def built_how(result: BuildResult) -> str:
-    """How a cubin was built: tools, times, registers and size."""
+    """A built cubin in words: tools, times, registers and size."""
     rewritten = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms"
     seconds = result.ptxas_seconds
     took = duration(seconds) if result.assembler == "ptxas" else f"{seconds * 1e3:.0f} ms"

@@ -6,12 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from cli.output.format import counted
-from cli.output.table import plain_table
-from codegen.ir.layer_spec import Linear
+from cli.output.layers import shape_text
+from cli.output.table import EXTRA, Cell, Column, fitted_table
 
 if TYPE_CHECKING:
     from codegen.ir.tiling import Tiling
@@ -19,52 +18,58 @@ if TYPE_CHECKING:
     from farm.tuning.search.tune import Measurements, Outcome
 
 
-def outcome_table(outcomes: Sequence[Outcome], width: int) -> Table:
-    """One row per layer and batch."""
-    table = plain_table(width)
-    table.add_column("LAYER", overflow="fold")
-    for name in ("N", "COST MODEL US", "BEST US", "WARM US", "SPEED-UP", "TRIED"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("TILING", no_wrap=True)
-    table.add_column("RESULT", overflow="fold")
+OUTCOME_COLUMNS = (
+    Column("LAYER", least=12),
+    Column("N", "right"),
+    Column("MODEL US", "right"),
+    Column("BEST US", "right"),
+    Column("WARM US", "right", leaves=2),
+    Column("SPEED-UP", "right"),
+    Column("TRIED", "right", leaves=1),
+    Column("TILING"),
+    Column("RESULT", least=8, cut_end=True),
+)
+RECORD_COLUMNS = (
+    Column("GPU", least=10),
+    Column("SHAPE", least=14),
+    Column("N", "right"),
+    Column("DENSITY", "right"),
+    Column("BEST US", "right"),
+    Column("SPEED-UP", "right"),
+    Column("TILING"),
+    Column("MEASURED", leaves=EXTRA),
+    Column("FROM"),
+)
+
+
+def outcome_table(outcomes: Sequence[Outcome], width: int) -> Text:
+    """One row per layer and batch size."""
+    rows: list[list[Cell]] = []
     for each in outcomes:
         record = each.record
-        known = [*_times(record), _gain(record)] if record else ["-"] * 4
-        table.add_row(
-            _names(each),
-            str(each.batch),
-            *known,
-            str(record.tried) if record else "-",
-            tiling_text(record.tiling) if record else "-",
-            _result(each),
-        )
-    return table
+        times = [*_times(record), _gain(record)] if record else ["-"] * 4
+        tried, tiling = (str(record.tried), tiling_text(record.tiling)) if record else ("-", "-")
+        rows.append([_names(each), str(each.batch), *times, tried, tiling, _result(each)])
+    return fitted_table(OUTCOME_COLUMNS, rows, width)
 
 
-def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecord], width: int) -> Table:
+def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecord], width: int) -> Text:
     """One row per record."""
-    table = plain_table(width)
-    table.add_column("GPU", overflow="fold")
-    table.add_column("SHAPE", overflow="fold")
-    for name in ("N", "DENSITY", "BEST US", "SPEED-UP"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("TILING", "MEASURED", "FROM"):
-        table.add_column(name, no_wrap=True)
-    for record in records:
-        key = record.key
-        stride = "" if isinstance(key.spec, Linear) or key.spec.stride == (1, 1) else f", /{max(key.spec.stride)}"
-        table.add_row(
-            f"{record.gpu} {key.arch}",
-            f"{key.spec}{stride} {key.spec.data_type.replace('float', 'f')}",
-            str(key.batch_band),
-            f"{key.density_band:g}",
+    rows = [
+        [
+            f"{record.gpu.removeprefix('NVIDIA ')} {record.key.arch}",
+            f"{shape_text(record.key.spec)} {record.key.spec.data_type.replace('float', 'f')}",
+            str(record.key.batch_band),
+            f"{record.key.density_band:g}",
             _times(record)[1],
             _gain(record),
             tiling_text(record.tiling),
             record.measured_at.strftime("%Y-%m-%d"),
             "farm" if record in shipped else "ledger",
-        )
-    return table
+        ]
+        for record in records
+    ]
+    return fitted_table(RECORD_COLUMNS, rows, width)
 
 
 def tiling_text(tiling: Tiling) -> str:

@@ -1,4 +1,4 @@
-"""What the figures of a report show: large numbers, strips of layers, pictures of a layer's zeros."""
+"""Figures of a report: large numbers, strips of layers, pictures of a layer's zeros."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Strip:
     share: float
     """Width of the strip, as a share of the longest one's."""
     source: str = ""
-    """Where the amounts come from."""
+    """Origin of the amounts, in words."""
     slowest: tuple[Segment, ...] = ()
 
 

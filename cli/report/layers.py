@@ -50,7 +50,7 @@ class Card:
     folded: tuple[str, ...]
     """Nodes of the model that the layer's kernel computes too."""
     picture: Picture | None
-    """None where the store no longer has the weights."""
+    """None if the store has lost the weights."""
     facts: tuple[Fact, ...]
     cubins: tuple[CubinRow, ...]
 

@@ -159,7 +159,7 @@ def _segment(layer: LayerReport, amount: float, words: str) -> Segment:
 
 
 def _source(report: JobReport, arch: str) -> str:
-    """Where an architecture's times come from: a GPU, the cost model, or both."""
+    """Origin of an architecture's times: a GPU, the cost model, or both."""
     times = [layer.for_arch(arch).time for layer in report.layers]
     gpus = ", ".join(dict.fromkeys(time.gpu for time in times if time.measured))
     count = sum(time.measured for time in times)

@@ -109,7 +109,7 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
         ),
         (["lenet5", "--precision", "int8"], "--precision int8: expected float32 or float16"),
         ([str(path), "--precision", "float16"], "net.onnx is a file with its own data type"),
-        ([str(path), str(path)], "net is named twice"),
+        ([str(path), str(path)], "net is given twice"),
         (
             ["lenet5", "--peers", "tensorrt"],
             "--peers tensorrt: unknown peer: expected all, none or some of eager, compile",
