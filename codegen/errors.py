@@ -1,50 +1,50 @@
-"""The errors of code generation. Each message has the fact, the reason and the way out."""
+"""Errors of code generation; each message has a fact, the reason and the way out."""
 
 from __future__ import annotations
 
 
 class CodegenError(Exception):
-    """Anything that code generation reports."""
+    """Base class of all errors of code generation."""
 
 
 class CheckpointError(CodegenError):
-    """The model file cannot be compiled: the input's fault. The message names the file."""
+    """A model file that cannot be compiled. The message names the file."""
 
 
 class ArchError(CodegenError):
-    """An architecture that the toolchain does not know."""
+    """An architecture that the toolchain or the templates do not support."""
 
 
 class TilingError(CodegenError):
-    """No tiling fits the layer, or a given one does not."""
+    """A tiling that does not fit its layer, or a layer that no tiling fits."""
 
 
 class TemplateError(CodegenError):
-    """The compiler's PTX does not have the form the rewriter needs."""
+    """PTX of the compiler without the form that the rewriter needs."""
 
 
 class PtxError(CodegenError):
-    """A text that is not the PTX this program knows. The message names the line."""
+    """PTX that this program does not understand. The message names the line."""
 
 
 class EmulationError(CodegenError):
-    """The PTX did something the emulator does not know, or something no program may do."""
+    """Emulated code that does something unsupported or invalid."""
 
 
 class MachineCodeError(CodegenError):
-    """A cubin or a stream of machine code that this program does not understand, or that a check refuses."""
+    """Machine code that this program does not understand, or that a check rejects."""
 
 
 class ToolchainError(CodegenError):
-    """A tool is missing or cannot be used here."""
+    """A tool that is missing or cannot be used on this machine."""
 
 
-class ToolStopped(CodegenError):
-    """A tool was ended because nobody wants its output any more."""
+class ToolCancelled(CodegenError):
+    """A tool that was killed because its run was cancelled."""
 
 
 class ToolError(CodegenError):
-    """A tool ran and failed; `command` can be pasted into a shell, `stderr` is what it said."""
+    """A tool that ran and failed: `command` can be pasted into a shell, `stderr` is the tool's output."""
 
     def __init__(self, message: str, *, command: str, stderr: str = "") -> None:
         super().__init__(message)
@@ -53,20 +53,20 @@ class ToolError(CodegenError):
 
 
 class ToolTimeout(ToolError):
-    """The tool ran into its time limit."""
+    """A tool that exceeded its time limit."""
 
 
 class ToolOutOfMemory(ToolError):
-    """The tool ran into its memory limit."""
+    """A tool that exceeded its memory limit."""
 
 
 class ToolCrashed(ToolError):
-    """The tool was ended by a signal."""
+    """A tool that was ended by a signal."""
 
 
 class DeviceError(CodegenError):
-    """There is no GPU to run on, or PyCUDA is not installed, or the launch failed."""
+    """A missing GPU, a missing PyCUDA, or a failed launch."""
 
 
 class LaunchError(DeviceError):
-    """More images than one launch takes, on any GPU."""
+    """A launch with more images than any GPU takes at once."""

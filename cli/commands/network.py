@@ -74,7 +74,7 @@ def network(
     COMPILED, REST and GAPS are the shares of a replay in which compiled layers, only other kernels, or nothing runs.
     Needs torch.
     """
-    from codegen.toolchain.temp_folders import ScratchFolder
+    from codegen.toolchain.temp_folders import TempFolder
     from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
     from farm.bench.networks.cases import bundles_for
     from farm.bench.networks.session import MODES, NetworkRules
@@ -83,7 +83,7 @@ def network(
     batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
     rules = NetworkRules(peers_of(peers, MODES), seed=seed, seconds=seconds)
     settings = load_settings(overrides={"jobs": jobs})
-    with ScratchFolder("bench") as folder:
+    with TempFolder("bench") as folder:
         models = _models(model, precision, sparsity, seed, input_shapes_of(input_shape or []), folder)
         given = bundles_for(models, batches, bundle or [])
         plan = NetworkPlan(tuple(models), batches, given, rules, json_file(json_to))

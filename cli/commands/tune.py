@@ -76,7 +76,7 @@ def tune(
     """
     from cli.progress.gpu_bar import WorkBar
     from cli.progress.tune import ShownTuning
-    from codegen.toolchain.temp_folders import ScratchFolder
+    from codegen.toolchain.temp_folders import TempFolder
     from farm.config.settings import load_settings
     from farm.cuda.measure.workload import Choice
     from farm.tuning.search.layer_kinds import Effort
@@ -102,7 +102,7 @@ def tune(
     if model is None and not layer and not ops:
         raise UsageError("nothing to tune: give a model, --op NAME or --op all")
     named = [] if model is None and ops == ["all"] else ops
-    with ScratchFolder("tune") as folder:
+    with TempFolder("tune") as folder:
         cases = [
             case
             for path, of_type in _models(model, choice, folder)

@@ -44,7 +44,7 @@ from codegen.ptx.template_lines import (
     Turn,
     read_line,
 )
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from codegen.toolchain.tools import Toolchain, ToolLimits, run_tool
 
 HEADER = "// farm.template "
@@ -61,10 +61,10 @@ def make_template(
         return [str(toolchain.nvcc), *NVCC_FLAGS, *options, str(kernels.source_path(tiling))]
 
     about = {"spec": spec.to_json(), "tiling": tiling.to_json(), "virtual_arch": virtual_arch}
-    with ScratchFolder("template") as scratch:
+    with TempFolder("template") as scratch:
         write_sources(spec, tiling, scratch)
         try:
-            run_tool(command(scratch), limits=limits, scratch=scratch)
+            run_tool(command(scratch), limits=limits, temp_folder=scratch)
         except ToolError as error:
             # The folder is deleted: the command makes it again, where it is pasted.
             sources = [sys.executable, "-m", "codegen.ptx.template", json.dumps(about), "template"]

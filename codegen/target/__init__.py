@@ -1,1 +1,1 @@
-"""Targets: GPU architectures, and the GPUs that have them."""
+"""Targets: GPU architectures and GPU models."""

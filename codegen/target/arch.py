@@ -1,4 +1,4 @@
-"""Architectures: what people write, what the tools know, and what PTX each is made from."""
+"""GPU architectures: names, support by the tools, virtual architectures and binary compatibility."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, gpu_key
 from codegen.toolchain.tools import Toolchain
 
 OLDEST = 75
-"""Turing: templates have no older form, and CUDA 13 no older architecture."""
+"""Turing, the oldest architecture of templates and of CUDA 13."""
 OLDEST_WITH_ASYNC_COPIES = 80
-"""Ampere: its templates use cp.async."""
+"""Ampere, the oldest architecture with cp.async."""
 OLDEST_WITH_CLUSTERS = 90
-"""Hopper: its stationary templates have clusters of up to eight blocks, as all later architectures take them."""
+"""Hopper, the oldest architecture with clusters of up to eight blocks."""
 NEAREST = 3
-"""Suggestions for a name that is none."""
+"""Most suggestions for an unknown name."""
 
 
 def supported_archs(toolchain: Toolchain) -> list[str]:
-    """What both ptxas and the templates can do, oldest first."""
+    """The architectures that both ptxas and the templates support, oldest first."""
     return [arch for arch in toolchain.archs if arch_number(arch) >= OLDEST]
 
 
 def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
-    """The architectures in the tools' spelling, each once, in the order given.
+    """The architectures in the tools' spelling, without duplicates, in the given order.
 
-    Takes sm_90, sm90, 90, 9.0 and GPUs' names such as H100 and RTX 4090. Raises ArchError, which names the nearest ones
-    and the known ones.
+    Takes sm_90, sm90, 90, 9.0 and names of GPUs such as H100 and RTX 4090. Raises ArchError, which lists the nearest
+    and the supported names.
     """
     known = supported_archs(toolchain)
     checked: list[str] = []
@@ -45,52 +45,52 @@ def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
 
 
 def _unknown(name: str, arch: str | None, known: Sequence[str], ptxas_version: str) -> str:
-    there_are = f"with ptxas {ptxas_version} there are {', '.join(known)}; farm doctor --archs lists GPUs"
+    supported = f"ptxas {ptxas_version} supports {', '.join(known)}. farm doctor --archs lists GPUs"
     if arch_of_gpu(name):
-        return f"'{name}' has the architecture {arch}, for which nothing can be compiled here: {there_are}"
+        return f"'{name}' has the unsupported architecture {arch}: {supported}"
     nearest = _nearest(name, known)
-    return f"unknown architecture '{name}'{f' (the nearest: {nearest})' if nearest else ''}: {there_are}"
+    return f"unknown architecture '{name}'{f' (nearest: {nearest})' if nearest else ''}: {supported}"
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """GPUs and architectures that are spelt nearly so."""
+    """GPUs and architectures with similar names."""
     shown = {arch.replace("_", ""): arch for arch in known}
     shown |= {gpu_key(gpu): gpu for gpus in GPUS.values() for gpu in gpus}
     return ", ".join(shown[key] for key in get_close_matches(gpu_key(name), shown, NEAREST))
 
 
 def has_clusters(arch: str) -> bool:
-    """Whether blocks of a cluster reach each other's shared memory."""
+    """Whether the architecture has clusters, whose blocks reach each other's shared memory."""
     return arch_number(arch) >= OLDEST_WITH_CLUSTERS
 
 
 def virtual_arch(arch: str, *, clusters: bool = False) -> str:
-    """The virtual architecture whose PTX serves a real one, as in compute_80 for sm_90a; or of kernels with clusters.
+    """The virtual architecture whose PTX a real one uses, such as compute_80 for sm_90a, or compute_90 with clusters.
 
-    Raises ArchError for an architecture that has no such kernels.
+    Raises ArchError for an architecture without templates, or without clusters if they are asked for.
     """
     number = arch_number(arch)
     if clusters:
         if not has_clusters(arch):
-            raise ArchError(f"{arch} has no clusters of blocks: sm_{OLDEST_WITH_CLUSTERS} is the oldest that has")
+            raise ArchError(f"{arch} has no clusters of blocks: sm_{OLDEST_WITH_CLUSTERS} or newer has")
         return f"compute_{OLDEST_WITH_CLUSTERS}"
     if number < OLDEST:
-        raise ArchError(f"there is no template for {arch}: sm_{OLDEST} is the oldest architecture")
+        raise ArchError(f"no template for {arch}: sm_{OLDEST} is the oldest supported architecture")
     return f"compute_{OLDEST_WITH_ASYNC_COPIES if number >= OLDEST_WITH_ASYNC_COPIES else OLDEST}"
 
 
 def arch_number(arch: str) -> int:
-    """90 for sm_90, sm_90a and compute_90. Raises ArchError."""
+    """The number of an architecture: 90 for sm_90, sm_90a and compute_90. Raises ArchError for other names."""
     match = re.fullmatch(r"(?:sm|compute)_(\d+)[a-z]?", arch)
     if match is None:
-        raise ArchError(f"'{arch}' is not the name of an architecture: they look like sm_90")
+        raise ArchError(f"invalid architecture '{arch}': expected a name such as sm_90")
     return int(match[1])
 
 
 def runs_on(cubin: str, gpu: str) -> bool:
-    """Whether a GPU of one architecture runs the cubins of another: those of its major version that are not newer.
+    """Whether a GPU of architecture `gpu` runs cubins of architecture `cubin`: equal major version, minor not newer.
 
-    Cubins of an architecture's own instructions (sm_90a) run on exactly that one.
+    Cubins with architecture-specific instructions (sm_90a) run on exactly that architecture.
     """
     made, has = arch_number(cubin), arch_number(gpu)
     if cubin[-1].isalpha():

@@ -1,8 +1,8 @@
-"""GPUs by name: the architecture of each, and the driver that it needs.
+"""GPU models: architecture and minimum driver by name.
 
 Names and compute capabilities: NVIDIA's pages "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus) and, for
 V100 and P100, "Legacy CUDA GPU Compute Capability". Drivers: NVIDIA's "CUDA Compatibility" and the release notes of the
-toolkits that brought the architectures of Blackwell.
+toolkits that introduced the Blackwell architectures.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ GPUS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 DRIVER_OF_TOOLKIT = {11: 450, 12: 525, 13: 580}
-"""The oldest driver branch that runs what a toolkit of this major version made."""
+"""Oldest driver branch that runs cubins of a toolkit, by the toolkit's major version."""
 DRIVER_OF_ARCH = {"sm_88": 580, "sm_100": 570, "sm_103": 575, "sm_110": 580, "sm_120": 570, "sm_121": 575}
-"""The driver branch that first knew an architecture, where that is later than 525."""
+"""First driver branch that supports an architecture, where later than 525."""
 
 _MAKE = re.compile(
     r"\b(nvidia|geforce|tesla|generation|laptop|gpu|mobile|max q|(workstation|server) edition"
     r"|sxm\d?|pcie|nvl|hbm\d?e?|\d+ ?gb)\b"
 )
-"""What nvidia-smi and shops write around a GPU's name: none of it changes the architecture."""
+"""Words around a GPU's name in nvidia-smi and shops that do not change the architecture."""
 
 
 def gpu_key(name: str) -> str:
-    """A GPU's name without case, punctuation, maker, form or memory: h100 for "NVIDIA H100 80GB HBM3"."""
+    """A GPU's name without case, punctuation, maker, form factor and memory: h100 for "NVIDIA H100 80GB HBM3"."""
     words = re.sub(r"[\W_]+", " ", name.lower())
     return re.sub(r"\W", "", _MAKE.sub(" ", words))
 
 
 def arch_of_gpu(name: str) -> str | None:
-    """The architecture of a GPU by its name, as in sm_90 for H100; None if the table has no such GPU."""
+    """The architecture of a GPU by name, such as sm_90 for H100; None if the table does not have the GPU."""
     key = gpu_key(name)
     return next((arch for arch, names in GPUS.items() if key in map(gpu_key, names)), None) if key else None
 
 
 def arch_named(name: str) -> str | None:
-    """The architecture that a person means by sm_90, sm90, 90, 9.0 or a GPU's name such as H100; None if none.
+    """The architecture meant by sm_90, sm90, 90, 9.0 or a GPU's name such as H100; None for other names.
 
-    Says nothing of what a ptxas knows: sm_99 is sm_99.
+    The architecture need not exist: sm_99 gives sm_99.
     """
     match = re.fullmatch(r"(?:sm_?)?(\d{2,3}|\d{1,2}\.\d)([a-z]?)", name.strip().lower())
     return f"sm_{match[1].replace('.', '')}{match[2]}" if match else arch_of_gpu(name)
 
 
 def minimum_driver(arch: str, ptxas_version: str) -> int | None:
-    """The oldest driver branch that runs a cubin of this ptxas on this architecture, as in 580; None if not known."""
+    """The oldest driver branch that runs a cubin of this ptxas on this architecture, such as 580; None if unknown."""
     toolkit = DRIVER_OF_TOOLKIT.get(int(ptxas_version.partition(".")[0]))
     return None if toolkit is None else max(toolkit, DRIVER_OF_ARCH.get(arch.rstrip("af"), 0))

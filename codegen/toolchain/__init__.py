@@ -1,1 +1,1 @@
-"""The CUDA tools: where they are, and running them within limits."""
+"""The CUDA toolchain: finding the tools and running them within limits."""

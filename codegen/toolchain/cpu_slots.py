@@ -1,7 +1,7 @@
-"""The cores of this machine, shared by processes that know nothing of each other: each tool runs on a core of its own.
+"""CPU slots: a limit of one running tool per core of this machine, across independent processes.
 
-A core is a file in a folder, and whoever has locked it has the core. The lock goes with the tool that runs: however
-that ends, and whatever becomes of the process that started it, the kernel gives the core back.
+A slot is a file in a shared folder, held by a lock on it. The tool inherits the lock, so the operating system frees the
+slot when the tool ends, in whatever way, even if the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from pathlib import Path
 
 from codegen.errors import ToolchainError
 
-_LOOK_SECONDS = 0.02
-"""How often it is looked for a free core."""
+_POLL_SECONDS = 0.02
+"""Interval between attempts to lock a slot."""
 
 
 @contextmanager
-def core_of(folder: Path, is_unwanted: Callable[[], bool]) -> Iterator[int | None]:
-    """Waits for a core that no other process uses, of those that this one may run on; gives its lock, a descriptor.
+def cpu_slot(folder: Path, is_cancelled: Callable[[], bool]) -> Iterator[int | None]:
+    """Waits for a free slot among this process's cores and yields the descriptor of its lock; None once cancelled.
 
-    The core is in use until the `with` block has ended and so have the processes that inherited the descriptor. None:
-    nobody wants it any more. Raises ToolchainError if the folder cannot be used.
+    The slot stays occupied until the `with` block ends and all processes that inherited the descriptor have ended.
+    Raises ToolchainError if the folder cannot be used.
     """
     lock = None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        while (lock := _free_core(folder)) is None and not is_unwanted():
-            time.sleep(_LOOK_SECONDS)
+        while (lock := _lock_slot(folder)) is None and not is_cancelled():
+            time.sleep(_POLL_SECONDS)
     except OSError as error:
         raise ToolchainError(
-            f"which cores are in use cannot be seen in {folder} ({error}): name another folder in FARM_RUNTIME_DIR"
+            f"CPU slots cannot be locked in {folder} ({error}): name another folder in FARM_RUNTIME_DIR"
         ) from None
     try:
         yield lock
@@ -42,9 +42,9 @@ def core_of(folder: Path, is_unwanted: Callable[[], bool]) -> Iterator[int | Non
             os.close(lock)
 
 
-def _free_core(folder: Path) -> int | None:
+def _lock_slot(folder: Path) -> int | None:
     for core in sorted(os.sched_getaffinity(0)):
-        # For reading: in a folder that several users share, the file may be another's.
+        # Read-only, since the file may belong to another user of a shared folder.
         lock = os.open(folder / f"core{core}", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,53 +1,52 @@
-"""Kernel + architecture -> cubin, by ptxas; and several cubins -> one fat binary."""
+"""ptxas: assembles the PTX of a kernel into a cubin for one architecture."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from codegen.errors import ToolchainError, ToolCrashed, ToolError
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.errors import ToolCrashed, ToolError
+from codegen.toolchain.temp_folders import TempFolder
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain, ToolLimits, run_tool
 
 PTX_LIMIT_BYTES = 64 * 2**20
-"""ptxas never finished a PTX of 361 MB; what is larger than this is not even tried."""
+"""Largest PTX given to ptxas, which never finished one of 361 MB."""
 _ELF_HEADER_BYTES = 64
 
-
 MOST_LEVEL = 3
+"""Highest optimisation level, ptxas's default."""
 CLUSTERED_LEVEL = 1
-"""At most, for kernels of many short streams: above it the time of ptxas grows with the square of their number, for
-code of the same size (64 streams of 680 instructions: 29 s at level 3, 4 s at this one)."""
+"""Highest optimisation level of kernels split over clusters. Above it the time of ptxas grows with the square of the
+number of instruction streams (64 streams of 680 instructions: 29 s at level 3, 4 s at level 1)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cubin:
-    """Machine code for one architecture, with what ptxas reports of it."""
+    """Machine code of a kernel for one architecture, with ptxas's report."""
 
     data: bytes
     arch: str
     registers: int
-    """Per thread."""
+    """Registers per thread."""
     spill_bytes: int
-    """Stores and loads together."""
+    """Bytes of spill stores and loads together."""
     seconds: float
-    """What ptxas took."""
+    """Run time of ptxas."""
 
 
 def ptxas_options(optimisation: int, *, clusters: bool = False) -> tuple[str, ...]:
-    """The options at an optimisation level, 0 to 3, and of a kernel whose channels are split over clusters."""
+    """The options of ptxas at an optimisation level from 0 to 3; `clusters` for kernels split over clusters."""
     return (f"-O{min(optimisation, CLUSTERED_LEVEL) if clusters else optimisation}",)
 
 
 def skeleton_options(options: tuple[str, ...], *, clusters: bool = False) -> tuple[str, ...]:
-    """The options of a skeleton whose kernels have these: it has one stream, and ptxas is quick at any level."""
+    """The options for a skeleton of kernels with these options. It has one stream, so that any level is fast."""
     return ptxas_options(MOST_LEVEL) if clusters and level_of(options) == CLUSTERED_LEVEL else options
 
 
 def level_of(options: tuple[str, ...]) -> int:
-    """The optimisation level among options of ptxas: without any it takes 3."""
+    """The optimisation level among options of ptxas, 3 by default."""
     levels = [option for option in options if option.startswith("-O")]
     return int(levels[-1].removeprefix("-O")) if levels else MOST_LEVEL
 
@@ -63,43 +62,43 @@ def assemble(
 ) -> Cubin:
     """Assembles the PTX of one kernel for one real architecture.
 
-    Raises ToolError (the PTX is at fault: it would fail again), ToolTimeout, ToolOutOfMemory or ToolCrashed. Their
-    command reads `kernel.ptx`, a file with the bytes given here.
+    Raises ToolError (invalid PTX, which would fail again), ToolTimeout, ToolOutOfMemory or ToolCrashed. Their command
+    reads a file `kernel.ptx` with the given bytes.
     """
-    from codegen.ptx.data_table import Tabled  # with NumPy, which the options' names do without
+    from codegen.ptx.data_table import Tabled  # imports NumPy, which the option functions do not need
 
     argv = [str(toolchain.ptxas), f"-arch={arch}", *options, "-v", "-o", "kernel.cubin", "kernel.ptx"]
-    again = shlex.join(argv)
+    command = shlex.join(argv)
     tabled = Tabled.of(ptx)
     if tabled is not None:
         ptx = tabled.ptx
     if len(ptx) > size_limit_bytes:
         raise ToolError(
-            f"the kernel's PTX has {len(ptx):,} bytes and ptxas is given at most {size_limit_bytes:,}, since its time "
-            "grows faster than the size: prune the layer further or leave it out",
-            command=again,
+            f"the kernel's PTX has {len(ptx):,} bytes, more than the {size_limit_bytes:,} that ptxas can assemble in "
+            "reasonable time: prune the layer further or leave it out",
+            command=command,
         )
-    with ScratchFolder("assemble") as scratch:
-        (scratch / "kernel.ptx").write_bytes(ptx)
+    with TempFolder("assemble") as folder:
+        (folder / "kernel.ptx").write_bytes(ptx)
         try:
-            done = run_tool(argv, limits=limits, scratch=scratch)
+            done = run_tool(argv, limits=limits, temp_folder=folder)
         except ToolError as error:
-            error.command = again
+            error.command = command
             raise
-        data = (scratch / "kernel.cubin").read_bytes()
-    if not _is_whole(data):
-        raise ToolCrashed("ptxas wrote a part of the cubin only: is the disk full?", command=again, stderr=done.stderr)
+        data = (folder / "kernel.cubin").read_bytes()
+    if not _is_complete(data):
+        raise ToolCrashed("ptxas wrote an incomplete cubin: is the disk full?", command=command, stderr=done.stderr)
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
     spills = [int(number) for number in re.findall(r"(\d+) bytes spill (?:stores|loads)", done.stderr)]
     if not registers:
-        raise ToolError("ptxas reports no kernel: the PTX has no .entry", command=again, stderr=done.stderr)
+        raise ToolError("ptxas reports no kernel: the PTX has no .entry", command=command, stderr=done.stderr)
     if tabled is not None:
         data = tabled.filled(data)
     return Cubin(data, arch, max(registers), sum(spills), done.seconds)
 
 
-def _is_whole(cubin: bytes) -> bool:
-    """Whether all that the ELF header promises is there: on a full disk ptxas succeeds with a part of the file."""
+def _is_complete(cubin: bytes) -> bool:
+    """Whether the file has all headers that its ELF header announces; on a full disk ptxas succeeds with less."""
     if len(cubin) < _ELF_HEADER_BYTES or not cubin.startswith(b"\x7fELF"):
         return False
 
@@ -109,16 +108,3 @@ def _is_whole(cubin: bytes) -> bool:
     program_headers_end = field(32, 8) + field(54, 2) * field(56, 2)
     section_headers_end = field(40, 8) + field(58, 2) * field(60, 2)
     return len(cubin) >= max(program_headers_end, section_headers_end)
-
-
-def fat_binary(cubins: Mapping[str, bytes], toolchain: Toolchain, limits: ToolLimits = DEFAULT_LIMITS) -> bytes:
-    """One file that holds the cubins of several architectures; the driver picks. Raises ToolError."""
-    if toolchain.fatbinary is None:
-        raise ToolchainError(f"there is no fatbinary beside {toolchain.nvcc}: name the nvcc of a whole CUDA toolkit")
-    with ScratchFolder("fatbinary") as scratch:
-        images = []
-        for arch in sorted(cubins):
-            (scratch / f"{arch}.cubin").write_bytes(cubins[arch])
-            images.append(f"--image3=kind=elf,sm={arch.removeprefix('sm_')},file={arch}.cubin")
-        run_tool([toolchain.fatbinary, "-64", "--create=all.fatbin", *images], limits=limits, scratch=scratch)
-        return (scratch / "all.fatbin").read_bytes()

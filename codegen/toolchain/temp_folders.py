@@ -1,4 +1,4 @@
-"""Temporary folders that end with their process: what one that was killed left behind, others remove."""
+"""Temporary folders that are removed with their process: other processes remove those of a killed one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PREFIX = "farm-"
 SUFFIX = ".lock"
 
 
-class ScratchFolder:
-    """A temporary folder; the file beside it is locked as long as this process lives.
+class TempFolder:
+    """A temporary folder with a lock file beside it, locked as long as this process lives.
 
-    However a process ends, the kernel gives its locks back: by that `remove_abandoned` knows what nobody uses.
+    The operating system releases locks however a process ends: `remove_abandoned` then finds the folder unlocked.
     """
 
     def __init__(self, kind: str) -> None:
@@ -25,7 +25,7 @@ class ScratchFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if Path(name).exists():
                 break
-            os.close(self._lock)  # somebody took it for abandoned before it was locked
+            os.close(self._lock)  # another process removed it before it was locked
         self._file = Path(name)
         self.path = _folder_of(self._file)
         self.path.mkdir(mode=0o700)
@@ -37,15 +37,15 @@ class ScratchFolder:
         self.remove()
 
     def remove(self) -> None:
-        """The folder and all that is in it; what cannot be removed yet is abandoned."""
+        """Removes the folder with its contents; if that fails, a later `remove_abandoned` retries."""
         _remove(self._file)
         os.close(self._lock)
 
 
 def remove_abandoned() -> None:
-    """Removes this user's folders whose process has ended, and leaves those in use."""
+    """Removes this user's temporary folders whose process has ended."""
     for file in Path(tempfile.gettempdir()).glob(f"{PREFIX}*{SUFFIX}"):
-        with suppress(OSError):  # in use, just removed by its owner, or somebody else's
+        with suppress(OSError):  # in use, just removed by its owner, or another user's
             descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,7 +56,7 @@ def remove_abandoned() -> None:
 
 
 def lock_of(folder: Path) -> Path:
-    """The file whose lock says that the folder is in use."""
+    """The lock file of a temporary folder."""
     return folder.with_name(folder.name + SUFFIX)
 
 
@@ -65,7 +65,7 @@ def _folder_of(file: Path) -> Path:
 
 
 def _remove(file: Path) -> None:
-    """The lock goes last: where the rest could not be removed, it is tried again another time."""
+    """Removes a folder, then its lock file, which remains for another attempt if the folder does."""
     folder = _folder_of(file)
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""The CUDA tools: where they are, which versions, and how they are run."""
+"""CUDA tools: location, versions, and runs within limits of time, memory and CPU slots."""
 
 from __future__ import annotations
 
@@ -24,34 +24,33 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from codegen.errors import ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolStopped, ToolTimeout
-from codegen.toolchain.cpu_slots import core_of
+from codegen.errors import ToolCancelled, ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.toolchain.cpu_slots import cpu_slot
 from codegen.toolchain.temp_folders import lock_of
 
 _WHEEL_FILES = {
     "bin/nvcc": "nvidia-cuda-nvcc",
     "bin/ptxas": "nvidia-cuda-nvcc",
-    "bin/fatbinary": "nvidia-cuda-nvcc",
     "nvvm/bin/cicc": "nvidia-nvvm",
     "include/crt/host_config.h": "nvidia-cuda-crt",
     "include/cuda_runtime.h": "nvidia-cuda-runtime",
 }
 _OUTPUT_BYTES = 2**20
-"""How much of a tool's stdout or stderr is kept, from the beginning: compilers name the cause first."""
+"""Most bytes kept of a tool's stdout or stderr, from the beginning, where compilers name the cause."""
 _FILE_BYTES = 2**28
-"""No file that a tool writes grows beyond this."""
-_LOOK_SECONDS = 0.1
-"""How often somebody who waits for a tool looks whether its output is still wanted."""
+"""Largest file that a tool may write."""
+_POLL_SECONDS = 0.1
+"""Interval between checks for a cancelled tool."""
 
-# Two shells see to it that nothing is left of a tool, whatever ends this process. The kernel kills the outer shell when
-# its parent is gone, and tells the inner one when the outer is gone; the inner ends its process group, in which the
-# tool and its children are (nvcc has some). One shell is not enough: Ray kills the children of a worker, and only them.
-# It costs 3 ms and, unlike a function run between fork and exec, is safe in a program with threads. Each shell asks
-# whether its parent was gone before the kernel promised to tell. The tool's arguments are never parsed.
+# Two shells make sure that a tool leaves no process behind, however this process ends. Linux kills the outer shell when
+# its parent dies, and signals the inner one when the outer dies. The inner shell then kills its process group, which
+# contains the tool and its children (nvcc has some). One shell is not enough: Ray kills a worker's children and only
+# them. The shells cost 3 ms and, unlike a function between fork and exec, are safe in a program with threads. Each
+# shell checks that its parent had not died before the death signal was set. The tool's arguments are never parsed.
 #
-# Of our environment the inner shell, and with it the tool, has only where programs and their libraries lie. nvcc takes
-# flags from NVCC_PREPEND_FLAGS, NVCC_APPEND_FLAGS, NVCC_CCBIN, INCLUDES, SYSTEM_INCLUDES and NVVM_FLAGS, g++ from CPATH
-# and others: what they change would be in no cache key.
+# The inner shell and the tool get only PATH and LD_LIBRARY_PATH from our environment. nvcc takes flags from
+# NVCC_PREPEND_FLAGS, NVCC_APPEND_FLAGS, NVCC_CCBIN, INCLUDES, SYSTEM_INCLUDES and NVVM_FLAGS, g++ from CPATH and
+# others, and no cache key would contain their effect.
 _OUTER = """
 [ "$PPID" = "$1" ] || exit
 inner=$2
@@ -61,13 +60,13 @@ setpriv --pdeathsig TERM env -i LC_ALL=C PATH="$PATH" ${LD_LIBRARY_PATH:+LD_LIBR
 exit $?
 """
 _INNER = """
-parent=$1 scratch=$4 lock=$5
-# Twice: a child may just add a file. The lock goes last: what still has one is removed another time.
-trap 'kill -KILL $!; { rm -rf "$scratch" || rm -rf "$scratch"; } && rm -f "$lock"; kill -KILL 0' TERM
+parent=$1 folder=$4 lock=$5
+# Twice, since a child may just add a file. The lock goes last: a folder that still has one is removed later.
+trap 'kill -KILL $!; { rm -rf "$folder" || rm -rf "$folder"; } && rm -f "$lock"; kill -KILL 0' TERM
 [ "$PPID" = "$parent" ] || exit
 ulimit -v "$2"
 ulimit -f "$3"
-[ -z "$scratch" ] || export TMPDIR="$scratch"
+[ -z "$folder" ] || export TMPDIR="$folder"
 shift 5
 "$@" &
 wait $!
@@ -79,12 +78,13 @@ _OUT_OF_MEMORY = re.compile(
 
 @dataclass(frozen=True)
 class ToolLimits:
-    """What one run of a tool may take; the memory limit is on the address space of each of its processes."""
+    """Limits of one run of a tool."""
 
     seconds: float = 600.0
     memory_bytes: int = 8 * 2**30
-    cores: Path | None = None
-    """A folder that says which cores are in use: the tool waits until one is free. None: it does not."""
+    """Address space of each of its processes."""
+    cpu_slots: Path | None = None
+    """Folder of CPU slots, one of which the tool waits for; None to run at once."""
 
 
 DEFAULT_LIMITS = ToolLimits()
@@ -92,66 +92,66 @@ DEFAULT_LIMITS = ToolLimits()
 
 @dataclass(frozen=True)
 class Completed:
-    """What a tool that succeeded said."""
+    """Output of a tool that succeeded."""
 
     stdout: str
     stderr: str
     seconds: float
 
 
-_UNWANTED: ContextVar[threading.Event | None] = ContextVar("unwanted", default=None)
+_CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
 
 
 @contextmanager
-def tools_end_with(unwanted: threading.Event) -> Iterator[None]:
-    """Within the `with` block, tools that this thread runs are killed once another thread sets the event."""
-    token = _UNWANTED.set(unwanted)
+def cancel_tools_on(event: threading.Event) -> Iterator[None]:
+    """Kills the tools that this thread runs within the `with` block as soon as another thread sets the event."""
+    token = _CANCELLED.set(event)
     try:
         yield
     finally:
-        _UNWANTED.reset(token)
+        _CANCELLED.reset(token)
 
 
-def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | None = None) -> Completed:
-    """Runs a tool within limits; leaves no process behind, whatever ends the tool or this process.
+def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, temp_folder: Path | None = None) -> Completed:
+    """Runs a tool within limits, and leaves no process behind however the tool or this process ends.
 
-    `scratch` is a temporary folder: the tool runs in it, keeps its own temporary files in it, and it is removed should
-    this process be killed.
+    `temp_folder` is the path of a TempFolder: the tool runs in it and keeps its temporary files there, and it is
+    removed if this process is killed.
 
-    Raises ToolTimeout, ToolOutOfMemory, ToolCrashed (a signal) or ToolError (it said no), each with the command to run
-    again and what the tool wrote; ToolchainError if it cannot be started at all; ToolStopped (see `tools_end_with`).
+    Raises ToolTimeout, ToolOutOfMemory, ToolCrashed (a signal) or ToolError (an exit code), each with the command and
+    the tool's output; ToolchainError if the tool cannot be started; ToolCancelled after `cancel_tools_on`'s event.
     """
     command = [str(part) for part in argv]
     memory_kib = _allowed(resource.RLIMIT_AS, limits.memory_bytes) // 1024
     file_blocks = _allowed(resource.RLIMIT_FSIZE, _FILE_BYTES) // 512
     outer = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _OUTER, "sh", str(os.getpid())]
-    places = ["", ""] if scratch is None else [str(scratch), str(lock_of(scratch))]
-    inner = [_INNER, str(memory_kib), str(file_blocks), *places]
+    paths = ["", ""] if temp_folder is None else [str(temp_folder), str(lock_of(temp_folder))]
+    inner = [_INNER, str(memory_kib), str(file_blocks), *paths]
     with ExitStack() as stack:
-        lock = None if limits.cores is None else stack.enter_context(core_of(limits.cores, _is_unwanted))
+        slot = None if limits.cpu_slots is None else stack.enter_context(cpu_slot(limits.cpu_slots, _is_cancelled))
         stdout, stderr = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
         start = time.monotonic()
         try:
             process = subprocess.Popen(
                 [*outer, *inner, *command],
-                cwd=scratch,
+                cwd=temp_folder,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                pass_fds=() if lock is None else (lock,),
+                pass_fds=() if slot is None else (slot,),
             )
         except OSError as error:
-            raise ToolchainError(f"no tool can be run ({error}): install util-linux, which holds setpriv") from None
+            raise ToolchainError(f"no tool can be run ({error}): install util-linux, which has setpriv") from None
         try:
             ended = _wait(process.pid, limits.seconds)
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # its leader is not reaped yet, so the group is still its own
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group's id is not reused
             process.wait()
         seconds = time.monotonic() - start
         out, err = _beginning(stdout), _beginning(stderr)
-    if not ended and _is_unwanted():
-        raise ToolStopped(f"{Path(command[0]).name} was stopped after {seconds:.1f} s: its output is wanted no more")
+    if not ended and _is_cancelled():
+        raise ToolCancelled(f"{Path(command[0]).name} was cancelled after {seconds:.1f} s")
     if not ended:
         raise ToolTimeout(
             f"{Path(command[0]).name} ran into its time limit of {limits.seconds:g} s",
@@ -164,26 +164,26 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, scratch: Path | 
 
 
 def _allowed(kind: int, wanted: int) -> int:
-    """A limit can be lowered, never raised."""
+    """The wanted limit, or this process's own if that is lower, since limits cannot be raised."""
     _, most = resource.getrlimit(kind)
     return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
-def _is_unwanted() -> bool:
-    unwanted = _UNWANTED.get()
-    return unwanted is not None and unwanted.is_set()
+def _is_cancelled() -> bool:
+    event = _CANCELLED.get()
+    return event is not None and event.is_set()
 
 
 def _wait(pid: int, seconds: float) -> bool:
-    """Whether the child ended by itself, in time and before its output was unwanted; it is not reaped."""
+    """Whether the child ended by itself, before the time limit and a cancellation; it is not reaped."""
     end = time.monotonic() + seconds
     descriptor = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        while not _is_unwanted():
+        while not _is_cancelled():
             left = end - time.monotonic()
-            if poll.poll(max(0.0, min(left, _LOOK_SECONDS)) * 1000):
+            if poll.poll(max(0.0, min(left, _POLL_SECONDS)) * 1000):
                 return True
             if left <= 0:
                 break
@@ -199,7 +199,7 @@ def _beginning(output: IO[bytes]) -> str:
 
 def _failure(command: list[str], code: int, said: str, limits: ToolLimits) -> ToolError | ToolchainError:
     name, again = Path(command[0]).name, shlex.join(command)
-    if code in (126, 127) and not _OUT_OF_MEMORY.search(said):  # of the shell
+    if code in (126, 127) and not _OUT_OF_MEMORY.search(said):  # the shell could not start it
         return ToolchainError(f"{command[0]} cannot be run ({said}): install it again, or name another in [toolchain]")
     if _OUT_OF_MEMORY.search(said):
         megabytes = limits.memory_bytes // 2**20
@@ -210,14 +210,14 @@ def _failure(command: list[str], code: int, said: str, limits: ToolLimits) -> To
         if number == signal.SIGKILL:
             cause += ": most often the machine ran out of memory, so run fewer at once"
         return ToolCrashed(f"{name} was ended by {cause}", command=again, stderr=said)
-    lines = said.splitlines() or [f"exit code {code} without a word"]
+    lines = said.splitlines() or [f"exit code {code} without any output"]
     first = next((line for line in lines if re.search("error|fatal", line, re.IGNORECASE)), lines[0])
     return ToolError(f"{name} failed: {first}", command=again, stderr=said)
 
 
 @dataclass(frozen=True)
 class ToolFacts:
-    """What the tools say of themselves."""
+    """Versions of the tools, and the architectures they know."""
 
     nvcc_version: str
     ptxas_version: str
@@ -226,43 +226,42 @@ class ToolFacts:
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools of one CUDA version. What they say of themselves is asked once, or `known` from an earlier time."""
+    """The tools of one CUDA version; their facts are queried once, or `known` from an earlier time."""
 
     nvcc: Path
     ptxas: Path
-    fatbinary: Path | None = None
     known: ToolFacts | None = None
 
     @cached_property
     def nvcc_version(self) -> str:
-        """As in 13.0.88."""
+        """Version of nvcc, such as 13.0.88."""
         return self.known.nvcc_version if self.known else _version(self.nvcc)
 
     @cached_property
     def ptxas_version(self) -> str:
-        """As in 13.0.88."""
+        """Version of ptxas, such as 13.0.88."""
         return self.known.ptxas_version if self.known else _version(self.ptxas)
 
     @cached_property
     def archs(self) -> tuple[str, ...]:
-        """The real architectures that ptxas assembles for, oldest first, as its own help lists them."""
+        """The real architectures that ptxas assembles for, oldest first."""
         return self.known.archs if self.known else _archs(self.ptxas)
 
     @property
     def facts(self) -> ToolFacts:
-        """All that is worth knowing the next time."""
+        """The facts to store for later."""
         return ToolFacts(self.nvcc_version, self.ptxas_version, self.archs)
 
     @property
     def fingerprint(self) -> str:
-        """Changes when a tool's file does: facts known under the same fingerprint still hold. SHA-256 in hex."""
+        """SHA-256 in hex over the tools' paths, sizes and times; facts stored under an equal fingerprint still hold."""
         files = [(str(tool), tool.stat().st_size, tool.stat().st_mtime_ns) for tool in (self.nvcc, self.ptxas)]
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
     def facts_in_files(self) -> ToolFacts | None:
-        """The same, found in the tools' files without starting one; None if they do not hold it, as wrappers do not."""
+        """The facts found in the tools' files without running them; None if not found, as for wrapper scripts."""
         versions = [re.search(rb"release \d+\.\d+, V(\d+\.\d+\.\d+)", _bytes(tool)) for tool in (self.nvcc, self.ptxas)]
-        # What a pattern begins with is searched for at the speed of memory, so the look behind comes after it.
+        # A literal prefix is searched at memory speed, so the lookbehind comes after it.
         archs = set(re.findall(rb"sm_(?<!\wsm_)\d+[a-z]?(?!\w)", _bytes(self.ptxas)))
         nvcc, ptxas = (found and found[1].decode() for found in versions)
         return ToolFacts(nvcc, ptxas, _in_order(arch.decode() for arch in archs)) if nvcc and ptxas and archs else None
@@ -277,7 +276,7 @@ def _archs(ptxas: Path) -> tuple[str, ...]:
     text = run_tool([ptxas, "--help"], limits=ToolLimits(30)).stdout
     names = set(re.findall(r"'(sm_\d+[a-z]?)'", text))
     if not names:
-        raise ToolchainError(f"{ptxas} --help lists no architecture: it is not the ptxas this program knows")
+        raise ToolchainError(f"{ptxas} --help lists no architecture: it is not a known version of ptxas")
     return _in_order(names)
 
 
@@ -289,28 +288,27 @@ def _version(tool: Path) -> str:
     text = run_tool([tool, "--version"], limits=ToolLimits(30)).stdout
     match = re.search(r"\bV(\d+\.\d+\.\d+)", text)
     if match is None:
-        raise ToolchainError(f"{tool} --version gives no version: it is not the tool this program knows")
+        raise ToolchainError(f"{tool} --version gives no version: it is not a known CUDA tool")
     return match[1]
 
 
 def host_compiler() -> Path:
-    """The g++ that nvcc will use. Raises ToolchainError if there is none."""
+    """The g++ that nvcc uses. Raises ToolchainError if there is none."""
     found = shutil.which("g++")
     if found is None:
-        raise ToolchainError("nvcc needs the host compiler g++ and it is not on the path: install the package g++")
+        raise ToolchainError("nvcc needs the host compiler g++ and it is not on PATH: install the package g++")
     return Path(found)
 
 
 def host_compiler_version() -> str:
-    """Version of that g++, as in 12.2.0. Raises ToolchainError, ToolError."""
+    """Version of the host compiler g++, such as 12.2.0. Raises ToolchainError, ToolError."""
     return run_tool([host_compiler(), "-dumpfullversion"], limits=ToolLimits(30)).stdout
 
 
 def find_toolchain(nvcc: Path | None = None, ptxas: Path | None = None) -> Toolchain:
-    """The tools of the installed wheels, or the named ones (a system CUDA); never what happens to be on the path.
+    """The tools of the installed wheels, or the named ones of a system CUDA; PATH is not searched.
 
-    A named nvcc brings the ptxas and the fatbinary beside it. Raises ToolchainError if a tool is missing, or the host
-    compiler that nvcc needs.
+    A named nvcc selects the ptxas beside it. Raises ToolchainError if a tool or the host compiler is missing.
     """
     if nvcc is None:
         folder = _wheels_folder() / "bin"
@@ -322,24 +320,23 @@ def find_toolchain(nvcc: Path | None = None, ptxas: Path | None = None) -> Toolc
     for name, tool in (("nvcc", nvcc), ("ptxas", ptxas)):
         if not tool.is_file():
             raise ToolchainError(
-                f"there is no program {tool}: correct FARM_{name.upper()}, or [toolchain] in the configuration"
+                f"no such program {tool}: correct FARM_{name.upper()}, or [toolchain] in the configuration"
             )
         if not os.access(tool, os.X_OK):
             raise ToolchainError(f"{tool} is not executable: chmod +x it, or install it again")
     host_compiler()
-    fatbinary = folder / "fatbinary"
-    return Toolchain(nvcc, ptxas, fatbinary if fatbinary.is_file() else None)
+    return Toolchain(nvcc, ptxas)
 
 
 def _wheels_folder() -> Path:
-    """Where the CUDA wheels unpack themselves: they share the namespace package `nvidia`."""
+    """The installed folder of the CUDA wheels, which share the namespace package `nvidia`."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(root, "cu13") for root in (spec.submodule_search_locations or [])] if spec else []
     root = next((root for root in roots if (root / "bin" / "nvcc").is_file()), Path("cu13"))
     missing = sorted({wheel for name, wheel in _WHEEL_FILES.items() if not (root / name).is_file()})
     if missing:
         raise ToolchainError(
-            f"the CUDA toolchain is not complete, {', '.join(missing)} missing: install this program again with pip, "
+            f"the CUDA toolchain is incomplete, {', '.join(missing)} missing: install this program again with pip, "
             "or name a system's nvcc in [toolchain] of the configuration"
         )
     return root

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codegen.toolchain.temp_folders import remove_abandoned
-from codegen.toolchain.tools import tools_end_with
+from codegen.toolchain.tools import cancel_tools_on
 from farm.executors.contract import Executor, WorkerState
 from farm.worker.messages import Request, Result
 
@@ -48,7 +48,7 @@ class InlineExecutor(Executor):
         self._running[request.key] = _Running(self._thread.submit(self._build, request, unwanted), unwanted)
 
     def _build(self, request: Request, unwanted: threading.Event) -> Result:
-        with tools_end_with(unwanted):
+        with cancel_tools_on(unwanted):
             return self._worker.build(request)
 
     def expect(self, requests: Sequence[Request]) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.frontend.tsv.manifest import is_tsv_network
 from codegen.ir.dtypes import from_float32, to_float32
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from farm.bundle.ptx import newest_ptx
 from farm.bundle.reader import Bundle
 from farm.bundle.writer import write_bundle
@@ -135,7 +135,7 @@ def _as_held(values: NDArray[np.float32], port: Port) -> Array:
 
 def _plan(store: Store, detail: JobDetail) -> Plan:
     """How the network of a job runs. Raises UsageError where it does not run without a framework."""
-    with ScratchFolder("network") as folder:
+    with TempFolder("network") as folder:
         return read_plan(_bundle(folder, store, detail, ptx=False).plan)
 
 
@@ -169,7 +169,7 @@ def check_emulated(detail: JobDetail, images: int) -> None:
 
 def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
     """In the emulator. Raises EmulationError."""
-    with ScratchFolder("network") as folder:
+    with TempFolder("network") as folder:
         bundle = _bundle(folder, store, detail, ptx=True)
         plan = read_plan(bundle.plan)
         seen: dict[str, Array] = {}
@@ -181,7 +181,7 @@ def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
 
 def run_on_gpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
     """On this machine's GPU. Raises DeviceError without one."""
-    with ScratchFolder("network") as folder, Network(_bundle(folder, store, detail, ptx=False)) as network:
+    with TempFolder("network") as folder, Network(_bundle(folder, store, detail, ptx=False)) as network:
         seen: dict[str, Array] = {}
         outputs = network.run(inputs, lambda name, data: seen.update({name: data}))
         return Ran(network.device_name, seen | _by_name(network.plan, outputs))

@@ -85,6 +85,6 @@ def _compile(pair: Pair, folder: Path, form: Form, toolchain: Toolchain) -> floa
     source = write_source(folder, pair.layer, pair.tiling, pair.part, form)
     command = [toolchain.nvcc, *FLAGS, f"-arch={pair.arch}", "-o", folder / "kernel.cubin", source]
     try:
-        return run_tool(command, limits=ToolLimits(seconds=LIMIT_SECONDS), scratch=folder).seconds
+        return run_tool(command, limits=ToolLimits(seconds=LIMIT_SECONDS), temp_folder=folder).seconds
     except ToolTimeout:
         return LIMIT_SECONDS

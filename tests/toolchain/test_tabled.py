@@ -20,7 +20,7 @@ from codegen.model_zoo.pruning import random_weights
 from codegen.ptx.data_table import Tabled, declared, numbers
 from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from codegen.toolchain.tools import find_toolchain, run_tool
 from farm.api import Farm
 from farm.bundle.reader import Bundle
@@ -49,12 +49,12 @@ def test_the_code_of_a_layer_is_the_same_for_all_weights() -> None:
 
 def test_a_cubin_is_what_ptxas_makes_of_the_numbers() -> None:
     ptx, tools = rewrite(shared_template(SPEC, TILING), weights_of()).ptx, find_toolchain()
-    with ScratchFolder("table") as scratch:
+    with TempFolder("table") as scratch:
         (scratch / "kernel.ptx").write_bytes(ptx)
         run_tool(
             [str(tools.ptxas), "-arch=sm_90", "-O3", "-v", "-o", "kernel.cubin", "kernel.ptx"],
             limits=LIMITS,
-            scratch=scratch,
+            temp_folder=scratch,
         )
         by_ptxas = (scratch / "kernel.cubin").read_bytes()
     assert shared_cubin(ptx, "sm_90", tools) == by_ptxas

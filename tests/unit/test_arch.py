@@ -55,7 +55,7 @@ def test_an_unknown_architecture_is_an_error_that_names_the_known_ones(name: str
 
 
 def test_an_architecture_older_than_every_template_is_unknown_though_ptxas_has_it(toolchain: Toolchain) -> None:
-    with pytest.raises(ArchError, match=r"'sm_70'.*there are sm_75"):
+    with pytest.raises(ArchError, match=r"'sm_70'.*supports sm_75"):
         check_archs(["sm_70"], toolchain)
 
 
@@ -83,7 +83,7 @@ def test_kernels_with_clusters_have_ptx_of_their_own_from_hopper_on() -> None:
     assert {virtual_arch(arch, clusters=True) for arch in ("sm_90", "sm_90a", "sm_103", "sm_120")} == {"compute_90"}
     for arch in ("sm_80", "sm_89"):
         assert not has_clusters(arch)
-        with pytest.raises(ArchError, match=f"{arch} has no clusters of blocks: sm_90 is the oldest that has"):
+        with pytest.raises(ArchError, match=f"{arch} has no clusters of blocks: sm_90 or newer has"):
             virtual_arch(arch, clusters=True)
 
 
@@ -138,14 +138,14 @@ def test_every_gpu_of_the_table_has_one_architecture() -> None:
     ("name", "nearest"), [("h1000", "H100"), ("4090", "RTX 4090"), ("a3000", "RTX A3000"), ("sm_85", "sm_8")]
 )
 def test_a_wrong_name_gives_the_nearest_ones(name: str, nearest: str, toolchain: Toolchain) -> None:
-    with pytest.raises(ArchError, match=rf"unknown architecture '{name}' \(the nearest: .*{nearest}"):
+    with pytest.raises(ArchError, match=rf"unknown architecture '{name}' \(nearest: .*{nearest}"):
         check_archs([name], toolchain)
 
 
 def test_a_gpu_that_ptxas_does_not_know_is_named_with_its_architecture(toolchain: Toolchain) -> None:
-    with pytest.raises(ArchError, match=r"'V100' has the architecture sm_70, for which nothing can be compiled here"):
+    with pytest.raises(ArchError, match=r"'V100' has the unsupported architecture sm_70"):
         check_archs(["V100"], toolchain)
-    with pytest.raises(ArchError, match=r"'rtx5090' has the architecture sm_120.*there are sm_75"):
+    with pytest.raises(ArchError, match=r"'rtx5090' has the unsupported architecture sm_120.*supports sm_75"):
         check_archs(["rtx5090"], toolchain)
 
 

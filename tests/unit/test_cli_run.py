@@ -225,7 +225,7 @@ def test_config_show_has_units_origins_and_the_tools(
     assert lines["[store]", "size"] == "FARM_STORE_SIZE 500 GiB environment FARM_STORE_SIZE"
     assert lines["[database]", "age"] == "FARM_LEDGER_AGE 90 d environment FARM_LEDGER_AGE"
     assert lines["[toolchain]", "timeout"] == "FARM_TOOL_TIMEOUT 10 min default"
-    assert "there is no program /nowhere/ptxas: correct FARM_PTXAS" in lines["ptxas", "-"]
+    assert "no such program /nowhere/ptxas: correct FARM_PTXAS" in lines["ptxas", "-"]
     assert any(words[:1] == ("g++",) for words in lines)
 
 

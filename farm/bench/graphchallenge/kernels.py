@@ -9,7 +9,7 @@ from codegen.ir.checkpoint import Checkpoint, FloatArray
 from codegen.ir.tiling import Tiling
 from codegen.target.arch import has_clusters, virtual_arch
 from codegen.toolchain.ptxas import Cubin, assemble
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain, run_tool
 from farm.bench.graphchallenge.network import COMPACTED, MULTIPROCESSORS, Challenge, cycle_of, grouped_table
 from farm.bench.graphchallenge.persistent_layers import Chain, chained
@@ -111,12 +111,12 @@ def compile_ptx(challenge: Challenge, group: int, virtual: str, toolchain: Toolc
     """The PTX of challenge.cu for a network and groups of so many outputs. Raises ToolError."""
     width, neurons = tile_rows(challenge.neurons), challenge.neurons
     macros = [f"-DWIDTH={width}", f"-DNEURONS={neurons}", f"-DCLIP={float(challenge.clip)!r}f", f"-DGROUP={group}"]
-    with ScratchFolder("bench") as scratch, as_file(files("farm.bench.graphchallenge").joinpath(SOURCE)) as source:
+    with TempFolder("bench") as scratch, as_file(files("farm.bench.graphchallenge").joinpath(SOURCE)) as source:
         output = scratch / "kernel.ptx"
         run_tool(
             [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros, f"-arch={virtual}", "-o", output, source],
             limits=DEFAULT_LIMITS,
-            scratch=scratch,
+            temp_folder=scratch,
         )
         return output.read_text()
 

@@ -12,7 +12,7 @@ from codegen.ir.checkpoint import FloatArray, Weights
 from codegen.ir.layer_spec import Conv2d, LayerSpec
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain, run_tool
 
 THREADS = 256
@@ -58,14 +58,14 @@ def macros(spec: Conv2d) -> list[str]:
 def compile_ptx(name: str, spec: Conv2d, virtual: str, toolchain: Toolchain) -> str:
     """The PTX of im2col or escoin for one shape. Raises ToolError."""
     with (
-        ScratchFolder("bench") as scratch,
+        TempFolder("bench") as scratch,
         as_file(files("farm.bench.layers").joinpath(f"{name}.cu")) as source,
     ):
         output = scratch / "kernel.ptx"
         run_tool(
             [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros(spec), f"-arch={virtual}", "-o", output, source],
             limits=DEFAULT_LIMITS,
-            scratch=scratch,
+            temp_folder=scratch,
         )
         return output.read_text()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Checkpoint
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from farm.bench.environment import network_environment
 from farm.bench.layers.results import NETWORKS_KIND, Measurement, Results, write_results
 from farm.bench.networks.cases import NetworkCase, NetworkModel, Source, check_arch, received, sent_cases
@@ -100,7 +100,7 @@ def network_work(
     """Tells each contender's measurement. Raises DeviceError, and UsageError without torch."""
     gpu = _network_gpu()
     store = open_store(settings)
-    with ScratchFolder("networks") as folder:
+    with TempFolder("networks") as folder:
         read: dict[Source, Checkpoint] = {case.model: case.checkpoint for case in cases if case.checkpoint}
         loaded: list[LoadedNetwork] = []
         for i, case in enumerate(cases):

@@ -20,7 +20,7 @@ from codegen.errors import DeviceError
 from codegen.frontend.onnx.export.network import read_network
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.checkpoint import Checkpoint
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 from farm.bench.networks.torch_dense import DenseLayer
 from farm.bench.networks.torch_traces import TracedKernel, read_trace
 from farm.bundle.reader import BundledLayer
@@ -194,7 +194,7 @@ class NetworkGpu:
         from torch.profiler import ProfilerActivity, profile
 
         found = []
-        with self._captured(call, inputs[0]) as replay, ScratchFolder("trace") as folder:
+        with self._captured(call, inputs[0]) as replay, TempFolder("trace") as folder:
             for i in range(1 + TRACES):
                 replay.give(inputs[i % len(inputs)])
                 torch.cuda.synchronize()

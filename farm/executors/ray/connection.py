@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from codegen.toolchain.temp_folders import ScratchFolder, remove_abandoned
+from codegen.toolchain.temp_folders import TempFolder, remove_abandoned
 from farm.config.build_id import program_path
 from farm.config.settings import RayAuthentication, Settings, ray_authentication, redacted, set_environment_defaults
 from farm.errors import NoWorkerError, UnreachableError
@@ -55,7 +55,7 @@ class RayConnection:
         self._ray: Any = None
         self._started = False
         """Whether this connection called ray.init."""
-        self._folder: ScratchFolder | None = None
+        self._folder: TempFolder | None = None
         """Sockets and logs of a local Ray."""
 
     @property
@@ -151,7 +151,7 @@ class RayConnection:
         authentication = ray_authentication()
         options: dict[str, Any] = {"address": address}
         if address is None:
-            self._folder = ScratchFolder("ray")
+            self._folder = TempFolder("ray")
             options = {
                 "address": "local",
                 "num_cpus": self._settings.jobs,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from codegen.errors import ToolchainError, ToolStopped
-from codegen.toolchain.cpu_slots import core_of
-from codegen.toolchain.tools import ToolLimits, run_tool, tools_end_with
+from codegen.errors import ToolCancelled, ToolchainError
+from codegen.toolchain.cpu_slots import cpu_slot
+from codegen.toolchain.tools import ToolLimits, cancel_tools_on, run_tool
 from tests.command import ROOT
 from tests.toolchain.test_toolchain import wait_until
 
@@ -20,7 +20,7 @@ RUN = """
 import sys
 from pathlib import Path
 from codegen.toolchain.tools import ToolLimits, run_tool
-run_tool(sys.argv[2:], limits=ToolLimits(60, cores=Path(sys.argv[1])))
+run_tool(sys.argv[2:], limits=ToolLimits(60, cpu_slots=Path(sys.argv[1])))
 """
 
 
@@ -45,7 +45,7 @@ def test_a_tool_waits_for_the_core_that_another_process_uses(tmp_path: Path, cpu
             assert (first.wait(30), second.wait(30)) == (0, 0)
 
 
-def test_the_core_of_a_killed_process_is_free_once_its_tool_is_gone(tmp_path: Path, cpu: int) -> None:
+def test_the_cpu_slot_a_killed_process_is_free_once_its_tool_is_gone(tmp_path: Path, cpu: int) -> None:
     cores = tmp_path / "cores"
     with starts(cores, "sh", "-c", f"touch {tmp_path}/first; exec sleep 60", cpu=cpu) as first:
         wait_until((tmp_path / "first").exists)
@@ -55,26 +55,26 @@ def test_the_core_of_a_killed_process_is_free_once_its_tool_is_gone(tmp_path: Pa
 
 
 def test_there_are_as_many_cores_as_the_process_may_run_on(tmp_path: Path) -> None:
-    held = [core_of(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
+    held = [cpu_slot(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
     locks = [each.__enter__() for each in held]
     assert None not in locks
-    with core_of(tmp_path, lambda: True) as none:
+    with cpu_slot(tmp_path, lambda: True) as none:
         assert none is None
     held[0].__exit__(None, None, None)
-    with core_of(tmp_path, lambda: True) as one:
+    with cpu_slot(tmp_path, lambda: True) as one:
         assert one is not None
     for each in held[1:]:
         each.__exit__(None, None, None)
 
 
 def test_a_tool_that_nobody_wants_any_more_waits_for_no_core(tmp_path: Path) -> None:
-    held = [core_of(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
+    held = [cpu_slot(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
     for each in held:
         each.__enter__()
     unwanted = threading.Event()
     threading.Timer(0.1, unwanted.set).start()
-    with tools_end_with(unwanted), pytest.raises(ToolStopped):
-        run_tool(["true"], limits=ToolLimits(60, cores=tmp_path))
+    with cancel_tools_on(unwanted), pytest.raises(ToolCancelled):
+        run_tool(["true"], limits=ToolLimits(60, cpu_slots=tmp_path))
     for each in held:
         each.__exit__(None, None, None)
 
@@ -82,4 +82,4 @@ def test_a_tool_that_nobody_wants_any_more_waits_for_no_core(tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_used_is_named_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ToolchainError, match=r"file.*FARM_RUNTIME_DIR"):
-        run_tool(["true"], limits=ToolLimits(60, cores=tmp_path / "file"))
+        run_tool(["true"], limits=ToolLimits(60, cpu_slots=tmp_path / "file"))

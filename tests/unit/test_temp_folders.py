@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from codegen.toolchain.temp_folders import ScratchFolder, remove_abandoned
+from codegen.toolchain.temp_folders import TempFolder, remove_abandoned
 from tests.house.tree import ROOT
 
 OWNER = """
 import sys
-from codegen.toolchain.temp_folders import ScratchFolder
+from codegen.toolchain.temp_folders import TempFolder
 
-folder = ScratchFolder("assemble")
+folder = TempFolder("assemble")
 print(folder.path, flush=True)
 sys.stdin.read()
 """
@@ -40,14 +40,14 @@ def owner(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 
 def test_it_is_there_in_the_block_and_nothing_of_it_after(tmp_path: Path) -> None:
-    with ScratchFolder("assemble") as folder:
+    with TempFolder("assemble") as folder:
         (folder / "deep" / "er").mkdir(parents=True)
         assert folder.name.startswith("farm-assemble-")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
-    with owner(tmp_path) as (killed, left), owner(tmp_path) as (_, used), ScratchFolder("template") as mine:
+    with owner(tmp_path) as (killed, left), owner(tmp_path) as (_, used), TempFolder("template") as mine:
         (left / "session" / "logs").mkdir(parents=True)
         killed.kill()
         killed.wait()
@@ -72,7 +72,7 @@ def test_a_process_killed_before_it_made_its_folder_leaves_nothing_either(tmp_pa
 def test_what_cannot_be_removed_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda *_, **__: None)
-        with ScratchFolder("assemble") as folder:
+        with TempFolder("assemble") as folder:
             pass
         assert folder.exists()
     remove_abandoned()
