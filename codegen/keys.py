@@ -1,7 +1,7 @@
-"""Cache keys: all that a template's or a cubin's bytes depend on, and how it is put together.
+"""Cache keys: the ingredients of templates, cubins, skeletons and rankings.
 
-A key is SHA-256 over labelled, length-prefixed fields, so that no two field lists can look alike. The fields themselves
-are kept beside the digest, so that two keys can be compared in words.
+A key is a SHA-256 digest over labelled, length-prefixed fields, so that different fields never give equal input. The
+fields are stored beside the digest, so that two keys can be compared field by field.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ SCHEMA = 1
 
 _LAYER_SOURCES = ("ir/", "kernels/")
 GENERATOR_SOURCES = (*_LAYER_SOURCES, "ptx/full_form.py", "ptx/template.py", "ptx/template_lines.py")
-"""Sources that shape a template: everything `make_template` imports, CUDA sources included.
+"""Sources that shape a template: everything `make_template` imports, including CUDA sources.
 
-The modules that start tools are not among them: versions and flags are fields of their own, and tools see no
-environment.
+Modules that run tools are excluded: versions and flags are separate fields, and tools get no environment.
 """
 REWRITER_SOURCES = (
     *GENERATOR_SOURCES,
@@ -48,10 +47,10 @@ ASSEMBLER_SOURCES = (
     "sass/skeleton/",
     "sass/verify/",
 )
-"""The assembler itself, which a qualification is for. What makes templates is not part of it: it recognises or refuses
-them."""
+"""Sources of the assembler, which a qualification covers. Sources of templates are excluded, since the assembler checks
+the templates that it gets."""
 MACHINE_SOURCES = tuple(dict.fromkeys((*REWRITER_SOURCES, *ASSEMBLER_SOURCES)))
-"""Sources that shape a cubin assembled without ptxas, and its skeleton."""
+"""Sources that shape a directly assembled cubin and its skeleton."""
 PATCH_SOURCES = (*REWRITER_SOURCES, "sass/isa/opcodes.py", "sass/value_patch.py")
 """Sources that shape a patch template and the cubins patched from it."""
 RANKING_SOURCES = (
@@ -72,7 +71,7 @@ _SUFFIXES = (".py", ".cu", ".cuh")
 
 
 def digest_fields(fields: Mapping[str, str]) -> str:
-    """The digest of a key: each label and value with its length before it, in the order of the labels."""
+    """The digest over labels and values, each prefixed with its length, sorted by label."""
     hasher = hashlib.sha256()
     for label in sorted(fields):
         for part in (label.encode(), fields[label].encode()):
@@ -81,11 +80,11 @@ def digest_fields(fields: Mapping[str, str]) -> str:
 
 
 class Key(ABC):
-    """What something that is made depends on."""
+    """Ingredients of a cached product."""
 
     @abstractmethod
     def fields(self) -> dict[str, str]:
-        """By label; the stage and the schema are among them."""
+        """The ingredients by label, including stage and schema."""
 
     @property
     def digest(self) -> str:
@@ -94,7 +93,7 @@ class Key(ABC):
 
 @dataclass(frozen=True)
 class TemplateKey(Key):
-    """What the PTX of a template depends on."""
+    """Ingredients of a template's PTX."""
 
     spec: LayerSpec
     tiling: Tiling
@@ -119,100 +118,85 @@ class TemplateKey(Key):
 
 
 @dataclass(frozen=True)
-class CubinKey(Key):
-    """What a cubin depends on; a hit needs neither a rewrite nor ptxas."""
+class PtxasKey(Key):
+    """Shared ingredients of what ptxas makes from a template."""
 
     template: str
     """Digest of the template's key."""
+    assembler: str
+    """Version of ptxas."""
+    arch: str
+    options: tuple[str, ...]
+    """Options of ptxas, in order."""
+
+    def _shared_fields(self) -> dict[str, str]:
+        return {
+            "schema": str(SCHEMA),
+            "template": self.template,
+            "assembler": self.assembler,
+            "arch": self.arch,
+            "options": json.dumps(self.options),
+        }
+
+
+@dataclass(frozen=True)
+class CubinKey(PtxasKey):
+    """Ingredients of a cubin; a cache hit needs neither the rewriter nor ptxas."""
+
     weights: str
     """Digest of weights and bias of the whole layer."""
     part: Part
     rewriter_digest: str
     """Digest of REWRITER_SOURCES."""
-    assembler: str
-    """Version of ptxas."""
-    arch: str
-    options: tuple[str, ...]
-    """Options of ptxas, in order."""
     machine_digest: str = ""
-    """Digest of MACHINE_SOURCES or PATCH_SOURCES where they have a part in it; empty where ptxas does it."""
+    """Digest of MACHINE_SOURCES or PATCH_SOURCES for a cubin made with them; empty for one assembled by ptxas."""
 
     def fields(self) -> dict[str, str]:
         machine = {"machine": self.machine_digest} if self.machine_digest else {}
         return {
+            **self._shared_fields(),
             **machine,
             "stage": "cubin",
-            "schema": str(SCHEMA),
-            "template": self.template,
             "weights": self.weights,
-            "part": f"{self.part.first}:{self.part.end}",
+            "part": _part_field(self.part),
             "rewriter": self.rewriter_digest,
-            "assembler": self.assembler,
-            "arch": self.arch,
-            "options": json.dumps(self.options),
         }
 
 
 @dataclass(frozen=True)
-class SkeletonKey(Key):
-    """What the skeleton of a template depends on: what ptxas makes of it without weights."""
+class SkeletonKey(PtxasKey):
+    """Ingredients of a template's skeleton: what ptxas makes of its marker PTX, without weights."""
 
-    template: str
-    """Digest of the template's key."""
     machine_digest: str
     """Digest of MACHINE_SOURCES."""
-    assembler: str
-    """Version of ptxas."""
-    arch: str
-    options: tuple[str, ...]
-    """Options of ptxas, in order."""
 
     def fields(self) -> dict[str, str]:
-        return {
-            "stage": "skeleton",
-            "schema": str(SCHEMA),
-            "template": self.template,
-            "machine": self.machine_digest,
-            "assembler": self.assembler,
-            "arch": self.arch,
-            "options": json.dumps(self.options),
-        }
+        return {**self._shared_fields(), "stage": "skeleton", "machine": self.machine_digest}
 
 
 @dataclass(frozen=True)
-class PatchTemplateKey(Key):
+class PatchTemplateKey(PtxasKey):
     """Ingredients of a patch template: what ptxas makes of a mask."""
 
-    template: str
-    """Digest of the template's key."""
     mask: str
-    """Digest of which weights and biases are not zero."""
+    """Digest of the mask of non-zero weights and biases."""
     part: Part
     machine_digest: str
     """Digest of PATCH_SOURCES."""
-    assembler: str
-    """Version of ptxas."""
-    arch: str
-    options: tuple[str, ...]
-    """Options of ptxas, in order."""
 
     def fields(self) -> dict[str, str]:
         return {
+            **self._shared_fields(),
             "stage": "patch",
-            "schema": str(SCHEMA),
-            "template": self.template,
             "mask": self.mask,
-            "part": f"{self.part.first}:{self.part.end}",
+            "part": _part_field(self.part),
             "machine": self.machine_digest,
-            "assembler": self.assembler,
-            "arch": self.arch,
-            "options": json.dumps(self.options),
         }
 
 
 @dataclass(frozen=True)
 class RankingKey(Key):
-    """What the order of a layer's tilings depends on: bands, not weights."""
+    """Ingredients of a ranking of a layer's tilings; density counts in bands, not by the weights themselves."""
 
     question: RankingQuestion
     model_digest: str
@@ -233,8 +217,8 @@ class RankingKey(Key):
 
 
 def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
-    """Identifies the template that this program makes with this version of nvcc, without making it."""
-    from codegen.ptx.template import NVCC_FLAGS  # with NumPy, which the ledger's keys of records do without
+    """The key of the template that this program makes with this version of nvcc, computed without making it."""
+    from codegen.ptx.template import NVCC_FLAGS  # imports NumPy, which the ledger's record keys do not need
 
     return TemplateKey(
         spec=spec,
@@ -247,20 +231,20 @@ def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: s
 
 
 def ranking_key(question: RankingQuestion) -> RankingKey:
-    """Identifies the answer of this program's cost model to a question."""
+    """The key of the cost model's answer to a question."""
     return RankingKey(question, _digest_of(RANKING_SOURCES))
 
 
 def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: str) -> SkeletonKey:
-    """Identifies the skeleton that this program makes with this version of ptxas; `template` is a digest."""
-    return SkeletonKey(template, _digest_of(MACHINE_SOURCES), assembler, arch, options)
+    """The key of a template's skeleton by this version of ptxas; `template` is a digest."""
+    return SkeletonKey(template, assembler, arch, options, _digest_of(MACHINE_SOURCES))
 
 
 def patch_template_key(
     template: str, mask: str, part: Part, arch: str, options: tuple[str, ...], assembler: str
 ) -> PatchTemplateKey:
-    """Identifies the patch template of a mask by this version of ptxas; `template` and `mask` are digests."""
-    return PatchTemplateKey(template, mask, part, _digest_of(PATCH_SOURCES), assembler, arch, options)
+    """The key of a mask's patch template by this version of ptxas; `template` and `mask` are digests."""
+    return PatchTemplateKey(template, assembler, arch, options, mask, part, _digest_of(PATCH_SOURCES))
 
 
 def cubin_key(
@@ -273,7 +257,7 @@ def cubin_key(
     *,
     made_by: Assembler = "ptxas",
 ) -> CubinKey:
-    """Identifies the cubin that this program makes with this version of ptxas; `template` and `weights` are digests."""
+    """The key of a cubin by this version of ptxas; `template` and `weights` are digests."""
     sources = {"direct": MACHINE_SOURCES, "patch": PATCH_SOURCES}.get(made_by)
     return CubinKey(
         template=template,
@@ -287,25 +271,29 @@ def cubin_key(
     )
 
 
+def _part_field(part: Part) -> str:
+    return f"{part.first}:{part.end}"
+
+
 def _spec_fields(spec: LayerSpec) -> dict[str, str]:
     return {f"spec.{name}": json.dumps(value) for name, value in spec.to_json().items()}
 
 
 @cache
 def assembler_digest() -> str:
-    """Digest of the assembler's code, which a qualification names; comments and docstrings do not count."""
+    """Digest of the assembler's code without comments and docstrings, which qualifications record."""
     return code_digest(ASSEMBLER_SOURCES)
 
 
 def code_digest(sources: tuple[str, ...]) -> str:
-    """Digest of sources without comments and docstrings of Python; CUDA sources count whole."""
+    """Digest of sources: Python without comments and docstrings, CUDA as it is."""
     root = Path(str(files("codegen")))
     texts = {path: (root / path).read_text() for path in source_files(sources)}
     return digest_fields({str(path): code_of(text) if path.suffix == ".py" else text for path, text in texts.items()})
 
 
 def source_files(sources: tuple[str, ...]) -> list[Path]:
-    """The files that these names stand for, relative to codegen/; a folder stands for all sources below it."""
+    """The source files of these names, relative to codegen/; a folder includes all sources below it."""
     root = Path(str(files("codegen")))
     found = {path for name in sources for path in ((root / name).rglob("*") if name.endswith("/") else [root / name])}
     return sorted(path.relative_to(root) for path in found if path.suffix in _SUFFIXES)

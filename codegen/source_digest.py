@@ -1,4 +1,4 @@
-"""Python sources without what has no effect: comments, docstrings and empty lines."""
+"""Python sources reduced to code: without comments, docstrings and empty lines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _STRING_OR_COMMENT = re.compile(
     r"|(?P<comment>#[^\n]*)",
     re.DOTALL,
 )
-"""As Python reads them from the left: what looks like a comment within a string is none."""
+"""Strings and comments in reading order, so that a # inside a string does not start a comment."""
 
 
 def code_of(source: str) -> str:
-    """The lines that do something. Raises SyntaxError for what is no Python."""
+    """The lines of code of a Python source. Raises SyntaxError if it is not valid Python."""
     tree = ast.parse(source)
     lines = _STRING_OR_COMMENT.sub(lambda found: "" if found["comment"] else found[0], source).splitlines()
     for node in _statements(tree):
@@ -29,7 +29,7 @@ def code_of(source: str) -> str:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All statements within a statement or module, without a look at expressions."""
+    """All statements nested in a statement or module."""
     for name in ("body", "handlers", "orelse", "finalbody", "cases"):
         for each in getattr(node, name, ()):
             yield each

@@ -98,7 +98,7 @@ def build_all(ledger: Ledger, ids: Sequence[str]) -> int:
         fields, results = {}, []
         for build in ledger.builds(job_id):
             for arch in OPTIONS.archs:
-                key = CubinKey(TEMPLATE.digest, f"{build.id:064x}", Part(0, 16), "ef" * 32, "13.0.88", arch, ("-O3",))
+                key = CubinKey(TEMPLATE.digest, "13.0.88", arch, ("-O3",), f"{build.id:064x}", Part(0, 16), "ef" * 32)
                 fields[key.digest] = key.fields()
                 results.append(BuildResult(build.id, arch, 0, Outcome.BUILT, TEMPLATE.digest, key.digest, key.digest))
         ledger.record_keys("cubin", fields)
