@@ -1,4 +1,4 @@
-"""`farm bench` without a GPU: what is wrong is said before anything is measured."""
+"""`farm bench` without a GPU: errors are reported before anything is measured."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def test_without_a_gpu_the_exit_code_says_so(arguments: list[str], capsys: pytes
         (["plot", __file__, "figures"], "name one that farm bench --json wrote"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", *arguments]) == USAGE
     assert said in capsys.readouterr().err
 
@@ -68,7 +66,7 @@ def test_a_saved_file_is_shown_and_drawn_without_a_gpu(tmp_path: Path, capsys: p
     assert "drew" in shown.err
 
 
-def test_peers_are_all_none_or_some_in_one_order_for_every_benchmark() -> None:
+def test_peers_keep_one_order() -> None:
     assert peers_of("all", ("a", "b")) == ("a", "b")
     assert peers_of("none", ("a", "b")) == ()
     assert peers_of("b, a,b", ("a", "b")) == ("a", "b")
@@ -77,7 +75,7 @@ def test_peers_are_all_none_or_some_in_one_order_for_every_benchmark() -> None:
             peers_of(wrong, ("a", "b"))
 
 
-def test_a_file_of_another_gpu_or_of_other_options_is_not_gone_on_with() -> None:
+def test_resume_refuses_results_of_another_gpu_or_other_options() -> None:
     here = Results({"gpu": "A", "nvcc": "13.0.88"}, Plan().to_json())
     before = Results(dict(here.environment), json.loads(json.dumps(here.options)), made_up().measurements)
     assert resumed(before, here).measurements == before.measurements

@@ -1,4 +1,4 @@
-"""What people see of jobs and what scripts wait for, as typed, over a real ledger."""
+"""Commands about jobs over a real ledger: status, wait, fetch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cli.main import run
 from farm.jobs.model import JobSet, Status
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.unit.farmyard import Farmyard
-from tests.unit.test_cli_render import job
+from tests.unit.test_cli_output import job
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -44,7 +44,7 @@ def refuse_sm_90(request: Request) -> Result | None:
     return failed(request, Failure(Fault.INPUT, f"ptxas says no to {request.key}")) if bad else None
 
 
-def test_a_piped_status_has_a_line_for_each_job_and_says_what_it_leaves_out(yard: Farmyard, typed: Typed) -> None:
+def test_a_piped_status_has_one_line_per_job_and_counts_the_rest(yard: Farmyard, typed: Typed) -> None:
     yard.submit(*(f"a_very_long_name_of_a_network_{i:02}_{'x' * 60}" for i in range(28)))
     lines = typed("status")[1].splitlines()
     assert len(lines) == 1 + 1 + 20 + 1
@@ -55,7 +55,7 @@ def test_a_piped_status_has_a_line_for_each_job_and_says_what_it_leaves_out(yard
 
 
 @pytest.mark.parametrize("width", [40, 80, 100, 200])
-def test_a_status_is_one_line_a_job_at_any_width(
+def test_status_has_one_line_per_job_at_any_width(
     width: int, yard: Farmyard, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     yard.submit("short", "a_very_long_name_of_a_network_" + "x" * 60)
@@ -65,7 +65,7 @@ def test_a_status_is_one_line_a_job_at_any_width(
     assert all(len(line) <= width for line in lines[1:])
 
 
-def test_a_status_of_one_submission_has_its_jobs_and_counts_only(yard: Farmyard, typed: Typed) -> None:
+def test_status_of_a_submission_shows_only_its_jobs_and_counts(yard: Farmyard, typed: Typed) -> None:
     yard.submit("a", "b")
     yard.submit("c")
     code, out, _ = typed("status", "--submission", "s-a", "--json")
@@ -90,13 +90,13 @@ def test_a_claimed_job_is_counted_and_shown_as_claimed(yard: Farmyard, typed: Ty
     assert "1 PENDING  1 RUNNING" in typed("status")[1]
 
 
-def test_done_counts_what_succeeded(yard: Farmyard, typed: Typed) -> None:
+def test_done_counts_finished_cubins_without_failed_ones(yard: Farmyard, typed: Typed) -> None:
     yard.run(yard.submit("a"), refuse_sm_90)
     line = typed("status")[1].splitlines()[2]
     assert "2/4" in line.split()
 
 
-def test_waiting_ends_with_the_jobs_and_its_exit_code_is_that_of_the_worst(yard: Farmyard, typed: Typed) -> None:
+def test_wait_exits_with_the_code_of_the_worst_job(yard: Farmyard, typed: Typed) -> None:
     good, bad = yard.submit("good", "bad")
     yard.run([good])
     assert yard.ledger.finish(bad, Status.FAILED, "4 of 4 cubins failed")
@@ -106,7 +106,7 @@ def test_waiting_ends_with_the_jobs_and_its_exit_code_is_that_of_the_worst(yard:
     assert out == f"{good}  good  SUCCEEDED\n{bad}  bad  FAILED  4 of 4 cubins failed\n"
 
 
-def test_waiting_for_a_job_that_does_not_end_in_time_is_101(yard: Farmyard, typed: Typed) -> None:
+def test_wait_exits_with_101_for_an_unfinished_job(yard: Farmyard, typed: Typed) -> None:
     done, waits, cancelled = yard.submit("done", "waits", "cancelled")
     yard.run([done])
     yard.ledger.cancel(JobSet(ids=(cancelled,)), "no")
@@ -125,7 +125,7 @@ def test_waiting_for_a_job_that_does_not_end_in_time_is_101(yard: Farmyard, type
     [(["nothing"], 102), (["--submission", "nothing"], 102), (["a", "--submission", "b"], 2), (["--timeout", "x"], 2)],
 )
 @pytest.mark.parametrize("command", ["wait", "fetch"])
-def test_what_cannot_be_waited_for_or_fetched_is_one_line(
+def test_wait_and_fetch_report_errors_on_one_line(
     command: str, arguments: list[str], code: int, yard: Farmyard, typed: Typed
 ) -> None:
     yard.submit("job")
@@ -135,7 +135,7 @@ def test_what_cannot_be_waited_for_or_fetched_is_one_line(
     assert (found, out, err.count("\n")) == (code, "", 1)
 
 
-def test_several_bundles_go_into_folders_of_their_jobs_names(tmp_path: Path) -> None:
+def test_several_bundles_go_into_folders_named_after_their_jobs(tmp_path: Path) -> None:
     one, other, third = job(name="a/b"), job(name="net", id="1" * 12), job(name="net", id="2" * 12)
     assert bundle_folders([one], tmp_path) == [tmp_path]
     assert [folder.name for folder in bundle_folders([one, other, third], tmp_path)] == [
@@ -145,7 +145,7 @@ def test_several_bundles_go_into_folders_of_their_jobs_names(tmp_path: Path) -> 
     ]
 
 
-def test_of_several_jobs_those_that_succeeded_are_fetched(
+def test_fetch_skips_failed_jobs_of_several(
     yard: Farmyard, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("farm.api.open_store", lambda _: yard.store)

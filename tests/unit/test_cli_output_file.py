@@ -1,4 +1,4 @@
-"""A file that a command writes is whole, or not there, and may be a pipe."""
+"""An output file is complete or absent, and may be a pipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
 
 
-def test_nothing_stays_of_a_file_for_which_there_is_no_room(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     with room_for(10), pytest.raises(UsageError, match=r"^--output r: cannot write it: File too large"):
         write_output(path, bytes(11), "--output r")
@@ -39,7 +39,7 @@ def test_nothing_stays_of_a_file_for_which_there_is_no_room(tmp_path: Path) -> N
     assert path.read_bytes() == bytes(10)
 
 
-def test_the_file_of_before_stays_if_there_is_no_room_for_another(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path, link = tmp_path / "y.npy", tmp_path / "latest.npy"
     path.write_bytes(b"before")
     path.chmod(0o640)
@@ -53,14 +53,14 @@ def test_the_file_of_before_stays_if_there_is_no_room_for_another(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["y.npy", "y.npz"])
-def test_nothing_stays_of_outputs_for_which_there_is_no_room(name: str, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_outputs(name: str, tmp_path: Path) -> None:
     port, array = SimpleNamespace(name="y"), np.zeros(1000)
     with room_for(500), pytest.raises(UsageError, match=r"cannot write it: File too large\. Name another file\.$"):
         write_arrays(tmp_path / name, [port], [array])  # type: ignore[list-item]
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_may_not_be_opened_stays(tmp_path: Path) -> None:
+def test_a_write_protected_file_stays(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Is a directory"):
         write_output(tmp_path, b"data", "--output x")
     assert tmp_path.is_dir()

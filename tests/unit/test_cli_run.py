@@ -1,4 +1,4 @@
-"""The command line without a compiler: options, exit codes, messages in one line, --json that parses."""
+"""The command line without a compiler: options, exit codes, one-line messages, valid JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.config.settings import load_settings
 from farm.errors import UsageError
 from farm.jobs.model import Status
 from farm.ledger import open_ledger
-from tests.unit.test_cli_render import job
+from tests.unit.test_cli_output import job
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +124,9 @@ def test_a_broken_configuration_file_is_named(
     assert str(broken) in capsys.readouterr().err
 
 
-def test_a_defect_is_shown_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unexpected_exception_is_shown_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("made by a test")
 
@@ -175,7 +177,7 @@ def test_the_database_is_upgraded_once(capsys: pytest.CaptureFixture[str]) -> No
     assert last.split()[0] == upgraded.split()[-1]
 
 
-def test_a_look_at_the_status_makes_the_ledger() -> None:
+def test_status_creates_the_ledger() -> None:
     assert run(["status"]) == 0
     assert open_ledger(load_settings()).counts() == {}
 
@@ -194,7 +196,7 @@ def test_an_input_shape_has_a_name_that_may_hold_colons() -> None:
 
 
 @pytest.mark.parametrize("value", ["1,2", ":1,2", "x:", "x:1,a", "x:0,3", "x:-1,3"])
-def test_an_input_shape_that_is_none_is_refused(value: str) -> None:
+def test_invalid_input_shapes_are_usage_errors(value: str) -> None:
     with pytest.raises(UsageError, match="such as input:1,3,224,224"):
         input_shapes_of([value])
 
@@ -244,13 +246,13 @@ def test_config_show_as_json_has_raw_numbers(
     assert {"nvcc", "ptxas", "g++"} == set(document["tools"])
 
 
-def test_a_file_that_is_no_database_says_what_to_do_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_database_file_has_a_way_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "farm.db").write_text("garbage" * 1000)
     assert run(["status"]) == 32
     assert "failed (file is not a database): move the file away" in capsys.readouterr().err
 
 
-def test_a_demo_in_a_folder_that_cannot_be_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_demo_reports_a_folder_that_cannot_be_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(["demo", str(tmp_path / "file")]) == 2
     assert "file: File exists. Name another folder." in capsys.readouterr().err

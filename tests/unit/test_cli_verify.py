@@ -1,4 +1,4 @@
-"""The table of `farm verify`: a line a layer within the screen, whatever it is called; what is wrong stands below."""
+"""The table of `farm verify`: one line per layer that fits the terminal, failures in full below."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def row(layer: str = NAME, *, parts: int = 1, message: str = "") -> dict[str, An
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_of_a_long_name_only_the_name_is_cut(width: int) -> None:
+def test_only_a_long_name_is_cut(width: int) -> None:
     lines = verdict_table([row("x" * 300), row()], width).plain.splitlines()
     assert len(lines) == 3
     assert all(len(line) <= width for line in lines)
@@ -40,7 +40,7 @@ def test_parts_are_shown_where_a_layer_has_several() -> None:
     assert "PARTS" in verdict_table([row(), row(parts=2)], 120).plain
 
 
-def test_what_is_wrong_is_said_whole_under_the_table() -> None:
+def test_failed_checks_are_printed_in_full_below_the_table() -> None:
     wrong = "in the block of outputs from [0, 0, 0]: one is 0.7 and should be 0.5, further off than 0.1 " + "x" * 50
     rows = [row(), row("conv1", message=wrong)]
     assert [line.split()[-1] for line in verdict_table(rows, 100).plain.splitlines()] == ["RESULT", "PASS", "FAIL"]

@@ -1,4 +1,4 @@
-"""What `farm report` tells of a job: where zeros are, what the cache saved, how long kernels run; and its page."""
+"""The report of a job: zeros, cache savings and kernel times; and its HTML page."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_picture_of_the_largest_layer_is_small() -> None:
         assert image.size == (MOST_COLUMNS, MOST_ROWS)
 
 
-def test_a_picture_shows_what_is_zero_as_nothing() -> None:
+def test_zeros_are_transparent_in_the_picture() -> None:
     kernel = np.eye(5, dtype=np.float32)
     data = base64.b64decode(zeros_picture(zero_map(kernel), words="").source.partition("base64,")[2])
     with Image.open(io.BytesIO(data)) as image:
@@ -96,7 +96,7 @@ def test_a_picture_shows_what_is_zero_as_nothing() -> None:
     assert (opacity == 255 * kernel).all()
 
 
-def test_what_the_cache_saved_is_told_of_this_job_alone(yard: Farmyard) -> None:
+def test_cache_savings_are_those_of_this_job_alone(yard: Farmyard) -> None:
     first = reported(yard, layer("conv1"), layer("conv2", SMALLER))
     second = reported(yard, layer("conv1"), layer("conv3", SMALLER, seed=1), name="other")
     assert first.statistics.cubin.hits == 0
@@ -136,7 +136,7 @@ def test_times_are_measured_where_a_record_gave_the_tiling_and_predicted_elsewhe
     assert "1 of 2 measured on NVIDIA H200, others predicted" in page
 
 
-def test_the_record_of_a_layer_without_its_residual_measured_that_with_it_which_has_none(yard: Farmyard) -> None:
+def test_a_record_without_the_residual_counts_as_measured(yard: Farmyard) -> None:
     found = record(layer("conv1"), 64)
     yard.ledger.tuning.put(found)
     added = layer("conv1", replace(SMALL, epilogue=(AddResidual(),)))
@@ -144,7 +144,7 @@ def test_the_record_of_a_layer_without_its_residual_measured_that_with_it_which_
     assert (time.microseconds, time.measured) == (4.5, True)
 
 
-def test_a_time_measured_at_another_batch_is_not_this_jobs(yard: Farmyard) -> None:
+def test_a_record_of_another_batch_size_is_no_measurement(yard: Farmyard) -> None:
     tuned = layer("conv1")
     found = record(tuned, 64)
     yard.ledger.tuning.put(found)
@@ -169,7 +169,7 @@ def test_hostile_names_are_text_on_the_page(yard: Farmyard) -> None:
     assert {value for name, value in found.attributes if name == "src" and not str(value).startswith("data:")} == set()
 
 
-def test_a_page_names_no_other_document(yard: Farmyard) -> None:
+def test_a_page_links_to_itself_only(yard: Farmyard) -> None:
     found = Words(report_page(reported(yard, layer())))
     linked = [value for name, value in found.attributes if name in ("href", "src", "srcset", "action")]
     assert linked
@@ -178,7 +178,7 @@ def test_a_page_names_no_other_document(yard: Farmyard) -> None:
     assert {str(value)[1:] for value in linked if str(value).startswith("#")} <= ids
 
 
-def test_a_page_says_of_each_layer_what_inspect_says(yard: Farmyard) -> None:
+def test_a_page_has_each_layers_shape_and_weights(yard: Farmyard) -> None:
     layers = (
         layer("conv1"),
         layer("depthwise", Conv2d(4, 8, 8, 4, 3, 3, groups=4)),
@@ -196,7 +196,7 @@ def test_a_page_says_of_each_layer_what_inspect_says(yard: Farmyard) -> None:
     assert "10 in the code, 90 deleted" in text
 
 
-def test_a_job_that_has_not_ended_is_reported_as_far_as_it_is(yard: Farmyard) -> None:
+def test_an_unfinished_job_can_be_reported(yard: Farmyard) -> None:
     page = Words(report_page(report(yard, submitted(yard, layer("conv1"), layer("conv2", SMALLER)))))
     assert "PENDING" in page.text
     assert "0 of 1" in page.text
@@ -212,7 +212,7 @@ def test_a_job_whose_weights_are_lost_is_reported_without_their_picture(yard: Fa
     assert "The store no longer has its weights." in Words(report_page(found)).text
 
 
-def test_what_no_weight_is_left_of_is_named(yard: Farmyard) -> None:
+def test_channels_without_weights_are_counted(yard: Farmyard) -> None:
     convolution, linear = layer("conv1"), layer("fc", Linear(64, 10))
     for each, spare in ((convolution, np.s_[1:, 1]), (linear, np.s_[:, 3:5])):
         each.weights.kernel[...] = 1.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cli.output.layers import lowered_lines
 from farm.jobs.model import JobDetail, Outcome
-from tests.unit.test_cli_render import detail
+from tests.unit.test_cli_output import detail
 
 
 def at_level_one(*, cluster: int) -> JobDetail:

@@ -1,4 +1,4 @@
-"""Results of whole networks, made up: the table that people read, the figures, the command without a GPU."""
+"""Results of whole networks: the tables, the figures, the command without a GPU."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_network_without_dense_ones_beside_it_has_no_bars(tmp_path: Path) -> N
     assert ["unet" in each for each in drawn] == [False, True]
 
 
-def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
+def test_invalid_options_are_reported_before_a_gpu_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -121,7 +121,7 @@ def test_what_makes_no_sense_is_said_before_a_gpu_is_looked_for(
         assert said in capsys.readouterr().err
 
 
-def test_shipped_networks_exist_in_half_precision(tmp_path: Path) -> None:
+def test_demo_networks_exist_in_half_precision(tmp_path: Path) -> None:
     from codegen.frontend.onnx.reader import read_checkpoint
     from codegen.model_zoo import in_float16
 

@@ -1,4 +1,4 @@
-"""The table of farm status: as wide as its terminal, a line a job, nothing cut that matters."""
+"""The table of `farm status` fits its terminal, one line per job, and cuts nothing important."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from cli.output.console import PIPE_WIDTH
 from cli.output.jobs import counts_line, job_json, job_state, job_table
 from farm.jobs.model import BuildOptions, Status
-from tests.unit.test_cli_render import NOW, REASON, job, shown
+from tests.unit.test_cli_output import NOW, REASON, job, shown
 
 COLUMNS_AT_100 = ["ID", "NAME", "ARCHS", "STAGE", "DONE", "CACHE", "SUBMITTED", "DURATION", "STATUS", "REASON"]
 LARGE = job(
@@ -32,7 +32,7 @@ def test_a_status_table_is_never_wider_than_its_terminal(width: int) -> None:
     assert lines[0].split()[-1] == "REASON"
 
 
-def test_a_status_table_of_100_columns_has_all_that_matters() -> None:
+def test_a_status_table_of_100_columns_has_the_important_columns() -> None:
     assert shown(job_table([LARGE], 100), 100)[0].split() == COLUMNS_AT_100
 
 
@@ -51,14 +51,14 @@ def test_names_are_whole_where_there_is_room() -> None:
     assert lines[1].split()[1] == "alexnet_cifar10"
 
 
-def test_where_there_is_no_screen_nothing_is_cut() -> None:
+def test_nothing_is_cut_without_a_terminal() -> None:
     endless = job(reason="word " * 200, name="name" * 50)
     [_, line] = shown(job_table([endless], PIPE_WIDTH), PIPE_WIDTH)
     assert "name" * 50 in line
     assert line.endswith(" ".join(["word"] * 200))
 
 
-def test_a_job_that_no_worker_has_begun_with_is_claimed_not_running() -> None:
+def test_a_job_that_has_not_started_is_claimed_not_running() -> None:
     waits = job(status=Status.RUNNING, done=0, started_at=None)
     assert job_state(waits).plain == "CLAIMED"
     assert job_state(replace(waits, started_at=NOW)).plain == "RUNNING"

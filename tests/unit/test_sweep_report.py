@@ -1,4 +1,4 @@
-"""What `farm report --submission` tells: which job was worked on when, and what the cache gave it."""
+"""The report of a submission: a timeline of its jobs, and their cache hits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_tools_at_work_are_counted_over_the_time_that_they_ran() -> None:
     assert float(report.at_work(report.runs, 7).sum()) * report.seconds / 7 == pytest.approx(11)
 
 
-def test_what_the_cache_had_was_no_work() -> None:
+def test_cache_hits_are_no_work() -> None:
     report = of(made(4, 3, outcome=Outcome.HIT), made(5, 1, outcome=Outcome.FAILED))
     assert report.at_work(report.runs, 10).sum() == pytest.approx(1)
 
@@ -80,7 +80,7 @@ def test_a_submission_has_the_runs_of_its_jobs_in_the_order_in_which_they_ended(
     assert report.begin <= report.runs[0].ended_at <= report.end
 
 
-def test_the_page_has_every_job_in_whatever_state(yard: Farmyard) -> None:
+def test_the_page_has_every_job_in_any_state(yard: Farmyard) -> None:
     first, _ = swept(yard, {"one": (layer(),), HOSTILE: (layer(seed=1),)}, HOSTILE)
     assert "not begun" in sweep_page(sweep(yard))
     yard.run([first])
@@ -100,7 +100,7 @@ def test_the_page_of_a_large_submission_is_small(yard: Farmyard) -> None:
     assert len(sweep_page(replace(report, jobs=jobs, runs=runs))) < 50 * 4_000
 
 
-def test_a_job_or_a_submission_is_named_not_both(
+def test_a_job_and_a_submission_cannot_be_combined(
     yard: Farmyard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FARM_STORE", yard.settings.store_url)

@@ -1,4 +1,4 @@
-"""`farm tune` and `farm tuning` as a user meets them: exit codes, one JSON document, files whole or refused."""
+"""`farm tune` and `farm tuning`: exit codes, one JSON document, files imported whole or not at all."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str])
         (["resnet18", "--seconds", "0"], "--seconds"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_options_are_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tune", *arguments]) == USAGE
     assert said in capsys.readouterr().err
 
@@ -145,7 +143,7 @@ def test_ctrl_c_keeps_and_shows_what_is_done(
     assert len(records_here()) == 1
 
 
-def test_what_is_exported_can_be_imported_elsewhere(
+def test_exported_records_can_be_imported_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = open_ledger(load_settings())
@@ -164,7 +162,7 @@ def test_what_is_exported_can_be_imported_elsewhere(
     assert GPU.removeprefix("NVIDIA ") in capsys.readouterr().out
 
 
-def test_of_a_file_with_one_bad_record_nothing_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_with_one_invalid_record_imports_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.jsonl").write_text(text_of([record(TILING), replace(record(TILING, batch=1), tried=-1)]))
     assert run(["tuning", "import", str(tmp_path / "bad.jsonl")]) == USAGE
     assert "nothing was imported" in capsys.readouterr().err
@@ -172,11 +170,11 @@ def test_of_a_file_with_one_bad_record_nothing_is_imported(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize("arguments", [["import", "none.json"], ["export", "/no/such/folder/file.json"]])
-def test_a_file_that_cannot_be_is_a_usage_error(arguments: list[str]) -> None:
+def test_an_unusable_file_is_a_usage_error(arguments: list[str]) -> None:
     assert run(["tuning", *arguments]) == USAGE
 
 
-def test_force_tunes_again_what_has_a_record(
+def test_force_tunes_layers_that_have_a_record(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(monkeypatch, PlayedRig(lambda tiling: 10.0))
@@ -186,7 +184,7 @@ def test_force_tunes_again_what_has_a_record(
     assert not any(each["known"] for each in json.loads(capsys.readouterr().out)["layers"])
 
 
-def test_a_network_that_ships_is_named_without_a_file_and_its_measurements_are_in_the_document(
+def test_a_demo_network_can_be_tuned_and_json_has_its_measurements(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig = play(monkeypatch, PlayedRig(lambda tiling: 10.0))
@@ -203,7 +201,7 @@ def test_a_network_that_ships_is_named_without_a_file_and_its_measurements_are_i
     assert {point.cold_microseconds for point in points} == {10.0}
 
 
-def test_what_there_was_no_time_for_is_said_and_is_no_failure(
+def test_layers_without_time_are_counted_and_are_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(monkeypatch, PlayedRig(lambda tiling: 10.0))

@@ -1,4 +1,4 @@
-"""Tables fit their terminal and cut nothing that matters; durations and sizes read well."""
+"""Tables fit their terminal and cut nothing important; durations and sizes are readable."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_layer_keeps_its_name_and_is_one_line(width: int) -> None:
     assert ("512x14x14 -> 512, 3x3, /2" in lines[1]) == (width == 160)
 
 
-def test_the_end_of_a_layer_table_is_the_whole_job_for_each_architecture() -> None:
+def test_the_layer_table_ends_with_totals_per_architecture() -> None:
     two = in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT)
     lines = shown(layer_table(two, 160, totals=True), 160)
     assert lines[-2].startswith("all 1 layers")
@@ -131,7 +131,7 @@ def test_the_end_of_a_layer_table_is_the_whole_job_for_each_architecture() -> No
     assert sm_120["cubins"] == 0
 
 
-def test_a_layer_in_parts_is_one_line_of_sums_and_the_most_registers() -> None:
+def test_a_layer_in_parts_is_one_line_of_sums_and_maximum_registers() -> None:
     lines = shown(layer_table(in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT), 160), 160)
     assert len(lines) == 2
     assert lines[1].split("90.0%")[1].split() == ["3", "sm_80", "built", "6.0s", "128", "24", "B", "3.0", "MB"]
@@ -145,7 +145,7 @@ def test_a_layer_in_parts_is_a_hit_only_if_all_parts_are() -> None:
     assert column(shown(layer_table(in_parts(*[Outcome.HIT] * 3), 160), 160), "CUBIN") == "hit"
 
 
-def test_a_layer_one_of_whose_parts_failed_has_failed_and_the_part_is_named() -> None:
+def test_a_layer_with_a_failed_part_fails_and_the_part_is_named() -> None:
     failed = in_parts(Outcome.BUILT, Outcome.FAILED, Outcome.HIT)
     lines = shown(layer_table(failed, 160), 160)
     assert (column(lines, "CUBIN"), column(lines, "SIZE")) == ("failed", "-")
@@ -175,15 +175,15 @@ def test_failures_of_one_cause_are_one_block_with_one_command() -> None:
     ]
 
 
-def test_a_layer_some_of_whose_parts_are_to_come_says_how_many_there_are() -> None:
+def test_an_unfinished_layer_in_parts_counts_its_cubins() -> None:
     assert column(shown(layer_table(in_parts(Outcome.BUILT, Outcome.HIT), 160), 160), "CUBIN") == "2 of 3"
 
 
-def test_where_every_layer_is_one_kernel_nothing_is_said_of_parts() -> None:
+def test_without_parts_there_is_no_parts_column() -> None:
     assert "PARTS" not in shown(layer_table(detail(Outcome.BUILT), 100), 100)[0]
 
 
-def test_what_was_folded_into_a_layer_is_shown() -> None:
+def test_folded_nodes_are_shown() -> None:
     [line] = folded_lines(in_parts(Outcome.HIT))
     assert line.plain == "/layer4/layer4.1/conv2/Conv also computes: Relu relu1, Add a"
     assert folded_lines(detail(Outcome.BUILT)) == []
@@ -205,7 +205,7 @@ def test_a_layers_json_has_a_cubin_for_each_part_and_what_was_folded() -> None:
     assert [cubin["part"] for cubin in document["cubins"]] == document["parts"]
 
 
-def test_a_layer_with_several_tilings_is_named_once_and_says_whose_they_are() -> None:
+def test_a_layer_with_several_tilings_is_named_once_with_their_architectures() -> None:
     plain = detail(Outcome.BUILT)
     [first] = plain.builds
     first = replace(first, choices=(TilingChoice("sm_80", note="the record of NVIDIA H200 was not used: too large"),))
@@ -230,7 +230,7 @@ def test_a_layer_with_several_tilings_is_named_once_and_says_whose_they_are() ->
     assert document["tiling_choices"] == [{"arch": "sm_90", "record_of_gpu": "NVIDIA H200", "note": None}]
 
 
-def test_what_a_tuning_found_fits_100_columns() -> None:
+def test_tuning_tables_fit_100_columns() -> None:
     tiling = Tiling("conv2d", 128, 16, 16, 128, 256, 4, images=16)
     found = TuneOutcome("/layer4/layer4.1/conv2/Conv", ("a", "b"), 4096, record(tiling, microseconds=12345.6))
     lines = shown(outcome_table([found, replace(found, record=None, reason="no tiling fits it")], 100), 100)
@@ -241,7 +241,7 @@ def test_what_a_tuning_found_fits_100_columns() -> None:
     assert "128x16x16 r16 k128 c256 s4" in "".join(listed)
 
 
-def test_what_ptxas_did_not_make_says_who_made_it_and_costs_ptxas_nothing() -> None:
+def test_cubins_made_without_ptxas_name_their_assembler_and_cost_no_ptxas_time() -> None:
     by_ptxas, direct = detail(Outcome.BUILT, Outcome.BUILT).results
     by_ptxas = replace(by_ptxas, ptxas_seconds=2.0)
     direct = replace(direct, ptxas_seconds=0.5, assembler="direct")
@@ -266,7 +266,7 @@ def test_a_fully_cached_compile_says_that_nothing_was_compiled() -> None:
     assert line == "nothing to compile: 2 of 2 cubins from the cache (100% hits), 0.2s"
 
 
-def test_a_compile_ends_with_what_was_made_and_the_hit_rate() -> None:
+def test_a_compile_ends_with_its_builds_and_the_hit_rate() -> None:
     line = compiled_line([detail(Outcome.HIT, Outcome.BUILT, template_seconds=2.0)], 12.7).plain
     assert line == "compiled 1 cubin and 1 template, 1 of 2 cubins from the cache (50% hits), 12s"
     assert "1 failed" in compiled_line([detail(Outcome.HIT, Outcome.FAILED)], 1.0).plain

@@ -1,4 +1,4 @@
-"""A stream that is closed, or that nobody reads any more, is no error: the exit code is that of the command."""
+"""Closed streams and readers that are gone are no errors: the exit code stays that of the command."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def code_and_words(folder: Path, shell: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("command", ["status", "status --json", "--help"])
 @pytest.mark.parametrize("ending", [">&-", "<&- >&- 2>&-", "| head -0", "2>&1 | head -0"])
-def test_a_report_that_nobody_reads_ends_quietly(command: str, ending: str, tmp_path: Path) -> None:
+def test_a_command_whose_reader_is_gone_ends_quietly(command: str, ending: str, tmp_path: Path) -> None:
     assert code_and_words(tmp_path, f"farm {command} {ending}") == (OK, "")
 
 
 @pytest.mark.parametrize("ending", ["2>&-", "2>&1 | head -0"])
 @pytest.mark.parametrize(("command", "code"), [("inspect nothing", NOT_FOUND), ("nonsense", USAGE)])
-def test_an_error_that_nobody_reads_keeps_its_exit_code(command: str, code: int, ending: str, tmp_path: Path) -> None:
+def test_an_error_whose_reader_is_gone_keeps_its_exit_code(
+    command: str, code: int, ending: str, tmp_path: Path
+) -> None:
     assert code_and_words(tmp_path, f"farm {command} {ending}") == (code, "")
 
 
-def test_the_database_does_not_take_the_place_of_a_closed_stdout(tmp_path: Path) -> None:
+def test_the_database_does_not_get_the_descriptor_of_a_closed_stdout(tmp_path: Path) -> None:
     code_and_words(tmp_path, "farm status >&-")
     assert (tmp_path / "farm" / "farm.db").read_bytes().startswith(b"SQLite format 3\0")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("command", ["status", "status --json", "--help"])
-def test_a_report_that_does_not_fit_the_disk_is_one_line_and_an_exit_code_of_its_own(
-    command: str, tmp_path: Path
-) -> None:
+def test_output_to_a_full_disk_is_one_line_with_its_own_exit_code(command: str, tmp_path: Path) -> None:
     code, words = code_and_words(tmp_path, f"farm {command} >/dev/full")
     assert code == UNREACHABLE
     assert (

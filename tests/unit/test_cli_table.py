@@ -1,11 +1,11 @@
-"""A row is a line: names lose their middle, sentences their end, and what matters least leaves a narrow screen."""
+"""Tables of one line per row: names lose their middle, sentences their end, unimportant columns go first."""
 
 from __future__ import annotations
 
 import pytest
 
 from cli.output.table import EXTRA, Column, cut_end, cut_middle, fitted_table
-from tests.unit.test_cli_render import shown
+from tests.unit.test_cli_output import shown
 
 COLUMNS = (
     Column("NAME", least=9),
@@ -35,7 +35,7 @@ def test_each_row_is_one_line_as_wide_as_the_screen_at_most(width: int, columns:
     assert lines[0].split() == columns
 
 
-def test_where_there_is_no_screen_nothing_is_cut() -> None:
+def test_nothing_is_cut_without_a_terminal() -> None:
     lines = shown(fitted_table(COLUMNS, ROWS, 1000), 1000)
     assert lines[1].split("  ") == list(ROWS[0])
 

@@ -1,4 +1,4 @@
-"""The commands that look and the commands that clean, as a person types them."""
+"""The commands that inspect and clean the store, the ledger and jobs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_nothing_is_removed_from_a_read_only_store(
 
 
 @pytest.mark.parametrize("command", ["cache ls", "cache verify", "cache gc --dry-run", "stats"])
-def test_a_read_only_store_can_be_looked_at(
+def test_a_read_only_store_can_be_listed(
     farm: Farmyard, command: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FARM_READ_ONLY", "1")
@@ -123,7 +123,7 @@ def test_an_empty_store_says_how_to_begin(
     assert not (tmp_path / "nothing").exists()
 
 
-def test_garbage_goes_after_its_job_is_forgotten(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:
+def test_blobs_are_collected_once_their_job_is_pruned(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:
     for path in (tmp_path / "store").rglob("*"):
         if path.is_file():
             os.utime(path, (1e9, 1e9))
@@ -137,7 +137,7 @@ def test_garbage_goes_after_its_job_is_forgotten(farm: Farmyard, capsys: Output,
     assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
 
 
-def test_damage_is_told_with_39_until_it_is_repaired(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:
+def test_cache_verify_exits_with_39_until_damage_is_repaired(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:
     assert "0 damaged" in text("cache verify", capsys)
     digest = str(farm.results(farm.ledger.job("latest").id)[0].cubin)
     (tmp_path / "store" / blob_name(digest)).write_bytes(b"wrong")
@@ -148,7 +148,7 @@ def test_damage_is_told_with_39_until_it_is_repaired(farm: Farmyard, capsys: Out
     assert document("cache verify", capsys)["damaged"] == []
 
 
-def test_statistics_are_of_what_came_since_zero(farm: Farmyard, capsys: Output) -> None:
+def test_statistics_count_from_zero(farm: Farmyard, capsys: Output) -> None:
     found = document("stats", capsys)
     assert (found["cubin"]["hits"], found["cubin"]["misses"], found["cubin"]["rate"]) == (0, 4, 0.0)
     assert (found["template"]["misses"], found["template"]["spent_seconds"]) == (2, 3.0)
@@ -193,7 +193,7 @@ def test_following_a_log_ends_with_the_job_and_its_code(
     assert [line.split()[-1] for line in shown.splitlines()] == ["first", "last"]
 
 
-def test_following_a_log_says_every_so_often_where_the_job_stands(
+def test_following_a_log_prints_the_progress_now_and_then(
     farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [job_id] = farm.submit("followed")
@@ -214,9 +214,7 @@ def test_following_a_log_says_every_so_often_where_the_job_stands(
     assert line.endswith("info     0/4 cubins, 2 running, ~9 min left")
 
 
-def test_ctrl_c_ends_the_following_and_not_the_job(
-    farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_following_not_the_job(farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
@@ -227,7 +225,7 @@ def test_ctrl_c_ends_the_following_and_not_the_job(
     assert farm.ledger.job(job_id).status is Status.PENDING
 
 
-def test_a_log_that_is_not_followed_is_no_verdict_on_its_job(farm: Farmyard, capsys: Output) -> None:
+def test_printing_a_log_exits_with_0_whatever_the_job_did(farm: Farmyard, capsys: Output) -> None:
     [job_id] = farm.submit("waits")
     assert run(["logs", job_id]) == 0
 
@@ -248,7 +246,7 @@ def cancel_all(*options: str, typed: io.StringIO, monkeypatch: pytest.MonkeyPatc
     return run(["cancel", "--all", *options])
 
 
-def test_cancelling_all_jobs_asks_first_with_how_many(
+def test_cancelling_all_jobs_asks_first_with_their_number(
     farm: Farmyard, monkeypatch: pytest.MonkeyPatch, capsys: Output
 ) -> None:
     waiting = [*farm.submit("two"), *farm.submit("three")]
@@ -274,8 +272,6 @@ def test_cancelling_all_jobs_without_a_terminal_needs_yes(
     assert [job["id"] for job in json.loads(capsys.readouterr().out)["jobs"]] == [waiting]
 
 
-def test_cancelling_all_jobs_asks_nothing_where_there_is_nothing_to_cancel(
-    farm: Farmyard, monkeypatch: pytest.MonkeyPatch, capsys: Output
-) -> None:
+def test_cancelling_no_jobs_asks_nothing(farm: Farmyard, monkeypatch: pytest.MonkeyPatch, capsys: Output) -> None:
     assert cancel_all(typed=io.StringIO(), monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out == "0 jobs cancelled\n"

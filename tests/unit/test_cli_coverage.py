@@ -1,4 +1,4 @@
-"""What is not compiled is said by cause, with its share of the model."""
+"""Skipped layers are listed by reason, with their share of the model."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def shown(*layers: SkippedLayer) -> list[str]:
     return [line.plain for line in skipped_lines(layers, coverage_of(BUILDS, layers))]
 
 
-def test_layers_skipped_for_one_cause_are_one_line_with_their_share() -> None:
+def test_layers_skipped_for_one_reason_are_one_line_with_their_share() -> None:
     first, line = shown(*(skipped(f"conv{i}") for i in range(2, 8)))
     assert first.startswith(f"skipped 6 layers (Conv): {UNKNOWN} [")
     assert first.endswith("of the multiply-adds]: conv2, conv3, conv4 and 3 more")
     assert line.startswith("1 layer compiled, 6 skipped: ")
 
 
-def test_the_cause_that_costs_most_comes_first() -> None:
+def test_the_reason_that_costs_most_comes_first() -> None:
     lines = shown(skipped("a", 1), skipped("b", 999, kind="other"))
     assert [line.split()[1] for line in lines[:2]] == ["b", "a"]
 
 
-def test_nothing_is_said_where_nothing_is_skipped() -> None:
+def test_without_skipped_layers_there_are_no_lines() -> None:
     assert shown() == []
 
 
