@@ -196,8 +196,9 @@ def _check(
 
 def dense_warning(builds: Iterable[Build]) -> str:
     """A warning that names the layers for which dense kernels are probably faster; empty if there are none."""
-    sparsities = {build.layer: 1 - build.nonzeros / build.spec.weights_count for build in builds}
-    dense = [f"{layer} ({sparsity:.0%})" for layer, sparsity in sparsities.items() if sparsity < DENSE_BELOW]
+    sparsities = ((build.layer, 1 - build.nonzeros / build.spec.weights_count) for build in builds)
+    below = (f"{layer} ({sparsity:.0%})" for layer, sparsity in sparsities if sparsity < DENSE_BELOW)
+    dense = list(dict.fromkeys(below))  # a layer has a build for each of its tilings
     if not dense:
         return ""
     named = ", ".join(dense[:DENSE_NAMED]) + (f" and {len(dense) - DENSE_NAMED} more" if dense[DENSE_NAMED:] else "")
