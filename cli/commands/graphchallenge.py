@@ -20,7 +20,7 @@ from farm.errors import UsageError
 
 if TYPE_CHECKING:
     from codegen.ir.checkpoint import FloatArray
-    from farm.bench.graphchallenge.network import Challenge
+    from farm.bench.graphchallenge.network import ChallengeNetwork
     from farm.bench.layers.results import Measurement
     from farm.config.settings import Settings
 
@@ -82,22 +82,22 @@ def graphchallenge(
 
 def _challenges(
     network: str, neurons: int, layers: str, inputs: Path | None, count: int | None, seed: int
-) -> list[Challenge]:
+) -> list[ChallengeNetwork]:
     """Raises UsageError and CheckpointError."""
     from codegen.frontend.tsv.manifest import is_tsv_network, read_manifest
-    from farm.bench.graphchallenge.network import made_challenge, read_challenge
+    from farm.bench.graphchallenge.network import make_network, read_network
 
     path = Path(network)
     if is_tsv_network(path):
-        return [read_challenge(path, _rows(read_manifest(path).neurons[0], inputs, count, seed))]
+        return [read_network(path, _rows(read_manifest(path).neurons[0], inputs, count, seed))]
     depths = [int(each) for each in numbers_of("--layers", layers, 1, whole=True)]
     given = _rows(neurons, inputs, count, seed)
-    return [made_challenge(network, neurons, depth, given, seed) for depth in depths]
+    return [make_network(network, neurons, depth, given, seed) for depth in depths]
 
 
 def _rows(neurons: int, inputs: Path | None, count: int | None, seed: int) -> FloatArray:
     from codegen.frontend.tsv.triples import read_rows
-    from farm.bench.graphchallenge.rows import ROWS, check_memory, digit_rows
+    from farm.bench.graphchallenge.inputs import ROWS, check_memory, digit_rows
 
     if inputs is not None:
         check_memory(neurons, ROWS)
@@ -107,7 +107,7 @@ def _rows(neurons: int, inputs: Path | None, count: int | None, seed: int) -> Fl
 
 def _measure(
     settings: Settings,
-    challenges: list[Challenge],
+    challenges: list[ChallengeNetwork],
     peers: tuple[str, ...],
     json_to: str | None,
     *,
@@ -129,13 +129,13 @@ def _measure(
     return show(results, as_json=json_to == "-", folder=None)
 
 
-def _emulate(settings: Settings, challenge: Challenge, *, quiet: bool) -> int:
+def _emulate(settings: Settings, challenge: ChallengeNetwork, *, quiet: bool) -> int:
     """Raises ToolchainError, ToolError and EmulationError."""
     from codegen.toolchain.tools import find_toolchain
-    from farm.bench.graphchallenge.emulation import Emulated, EmulatedLayer, emulated
+    from farm.bench.graphchallenge.emulation import EmulatedLayer, EmulatedNetwork, emulate_network
 
-    end: Emulated | None = None
-    for event in emulated(challenge, find_toolchain(settings.nvcc, settings.ptxas)):
+    end: EmulatedNetwork | None = None
+    for event in emulate_network(challenge, find_toolchain(settings.nvcc, settings.ptxas)):
         if isinstance(event, EmulatedLayer):
             if not quiet:
                 stderr().print(Text(f"layer {event.number} of {len(challenge.matrices)}: {event.rows} rows left"))

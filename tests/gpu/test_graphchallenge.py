@@ -24,17 +24,17 @@ from codegen.ir.checkpoint import FloatArray
 from codegen.model_zoo.radixnet import radix_net, random_layers
 from codegen.toolchain.ptxas import Cubin
 from codegen.toolchain.tools import Toolchain
-from farm.bench.graphchallenge.benchmark import ChallengeSession, wrongness
+from farm.bench.graphchallenge.benchmark import ChallengeSession, defect
 from farm.bench.graphchallenge.kernels import (
     INDEX_KERNELS,
-    LOT_LAYERS,
-    chain_of,
-    compile_chain,
-    compile_kernels,
-    compile_lots,
-    lots_of,
+    PIPELINED_LAYERS,
+    compile_index_kernels,
+    compile_persistent,
+    compile_pipelined,
+    persistent_layout,
+    pipelined_layout,
 )
-from farm.bench.graphchallenge.network import COMPACTED, Challenge
+from farm.bench.graphchallenge.network import COMPACTED, ChallengeNetwork
 from farm.bench.graphchallenge.torch_network import ChallengeGpu
 from farm.cuda.device import Device
 from tests.unit.small_challenge import write_rows
@@ -70,20 +70,20 @@ def test_all_contenders_compute_the_challenge(random: bool, device: Device, inli
 def test_layers_in_one_launch_compute_the_challenge(random: bool, device: Device, toolchain: Toolchain) -> None:
     matrices, bias = network(random)
     in_turn = tuple(matrices[i % len(matrices)] for i in range(LAYERS))
-    challenge = Challenge("small", NEURONS, in_turn, (bias,) * LAYERS, CLIP, inputs())
+    challenge = ChallengeNetwork("small", NEURONS, in_turn, (bias,) * LAYERS, CLIP, inputs())
     checkpoint = challenge.checkpoint()
-    how = chain_of(challenge, checkpoint)
+    how = persistent_layout(challenge, checkpoint)
     assert how is not None
     compiled: Future[Cubin] = Future()
-    compiled.set_result(compile_chain(checkpoint, how, device.arch, toolchain))
+    compiled.set_result(compile_persistent(checkpoint, how, device.arch, toolchain))
     groups = {group for _, group in INDEX_KERNELS}
-    helpers = {group: compile_kernels(challenge, group, device.arch, toolchain) for group in groups}
+    helpers = {group: compile_index_kernels(challenge, group, device.arch, toolchain) for group in groups}
     gpu = ChallengeGpu(challenge, checkpoint, helpers)
     session = ChallengeSession(challenge, checkpoint, gpu)
-    variants = [*session.chained((how, compiled)), *session.indexed_chain()]
-    lots = lots_of(challenge, checkpoint)
+    variants = [*session.persistent_variants((how, compiled)), *session.persistent_index_variants()]
+    lots = pipelined_layout(challenge, checkpoint)
     assert lots is not None
-    first = compile_lots(checkpoint, lots, device.arch, toolchain), lots, LOT_LAYERS
-    by_lots = partial(gpu.chained, compiled.result().data, how, None, first)
+    first = compile_pipelined(checkpoint, lots, device.arch, toolchain), lots, PIPELINED_LAYERS
+    by_lots = partial(gpu.persistent, compiled.result().data, how, None, first)
     runs = [*(run for _, run in variants), by_lots]
-    assert [wrongness(run(), gpu.reference) for run in runs] == ["", "", "", ""]
+    assert [defect(run(), gpu.reference) for run in runs] == ["", "", "", ""]

@@ -13,8 +13,8 @@ from codegen.frontend.tsv.manifest import CLIP
 from codegen.frontend.tsv.network import tile_rows, write_tsv_network
 from codegen.model_zoo.radixnet import radix_net, random_layers
 from codegen.toolchain.tools import find_toolchain
-from farm.bench.graphchallenge.kernels import compile_ptx, listed_virtual_arch
-from farm.bench.graphchallenge.network import Challenge, edge_table, grouped_table, in_tiles
+from farm.bench.graphchallenge.kernels import index_kernel_ptx, listed_virtual_arch
+from farm.bench.graphchallenge.network import ChallengeNetwork, edge_table, grouped_table, in_tiles
 from tests.command import farm
 from tests.unit.small_challenge import write_rows
 
@@ -22,21 +22,21 @@ NEURONS, ROWS, GROUP, BIAS = 64, 300, 16, -0.3
 
 
 @pytest.fixture(scope="module")
-def challenge() -> Challenge:
+def challenge() -> ChallengeNetwork:
     rows = (np.random.default_rng(2).random((ROWS, NEURONS)) < 0.2).astype(np.float32)
     [matrix] = random_layers(NEURONS, 1, seed=3, edges=8)
-    return Challenge("small", NEURONS, (matrix,), (BIAS,), CLIP, rows)
+    return ChallengeNetwork("small", NEURONS, (matrix,), (BIAS,), CLIP, rows)
 
 
 @pytest.fixture(scope="module")
-def ptx(challenge: Challenge) -> str:
-    return compile_ptx(challenge, GROUP, listed_virtual_arch("sm_90"), find_toolchain())
+def ptx(challenge: ChallengeNetwork) -> str:
+    return index_kernel_ptx(challenge, GROUP, listed_virtual_arch("sm_90"), find_toolchain())
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
 @pytest.mark.parametrize("entry", ["index_layer", "index_edges"])
 def test_index_kernels_compute_the_layer_of_listed_columns(
-    challenge: Challenge, ptx: str, entry: str, blocks: int
+    challenge: ChallengeNetwork, ptx: str, entry: str, blocks: int
 ) -> None:
     kernel = challenge.matrices[0].kernel(NEURONS, NEURONS)
     table = grouped_table(kernel, GROUP) if entry == "index_layer" else edge_table(kernel, GROUP)

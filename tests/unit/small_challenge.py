@@ -1,4 +1,4 @@
-"""A small network of the Graph Challenge, and files of inputs."""
+"""A small network of the Graph ChallengeNetwork, and files of inputs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.frontend.tsv.triples import write_triples
 from codegen.ir.checkpoint import FloatArray
 from codegen.model_zoo.radixnet import radix_net
-from farm.bench.graphchallenge.network import Challenge
+from farm.bench.graphchallenge.network import ChallengeNetwork
 
 NEURONS = 64
 
 
-def challenge(layers: int = 8, rows: int = 50) -> Challenge:
+def challenge(layers: int = 8, rows: int = 50) -> ChallengeNetwork:
     matrices = radix_net(NEURONS)
     x = (np.random.default_rng(0).random((rows, NEURONS)) < 0.25).astype(np.float32)
     in_turn = tuple(matrices[i % len(matrices)] for i in range(layers))
-    return Challenge("small", NEURONS, in_turn, (-0.3,) * layers, CLIP, x)
+    return ChallengeNetwork("small", NEURONS, in_turn, (-0.3,) * layers, CLIP, x)
 
 
 def write_rows(path: Path, rows: FloatArray) -> None:

@@ -1,4 +1,4 @@
-"""Which group of each layer's outputs a block of a chain computes."""
+"""Assignment of output groups to blocks, so that a block reuses the inputs it computed in the layer before."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from codegen.ir.checkpoint import Weights
 
 
 def groups_of_blocks(layers: Sequence[Weights], again: int | None, groups: int, size: int) -> list[NDArray[np.int64]]:
-    """Of each layer, the group of outputs that each block computes: one that reads much of what the block made before.
+    """For each layer, the group that each block computes: one that reads much of the block's previous output.
 
-    Layers before number `again` have the last one's: number `again` finds the same, whichever is before it. Raises
-    TemplateError for layers that are not of whole groups, or have not as many inputs as outputs.
+    After the last layer comes number `again`; layers before `again` share the last layer's assignment, so that layer
+    `again` finds the same one after either. Raises TemplateError for layers that are not of whole groups, or whose
+    inputs and outputs differ in number.
     """
     if any(weights.kernel.shape[:2] != (groups * size, groups * size) for weights in layers):
-        raise TemplateError("a chain is of layers of whole groups, with as many inputs as outputs")
+        raise TemplateError("layers need whole groups, and as many inputs as outputs")
     found = [np.arange(groups)]
     for weights in layers[(again or 0) + 1 :]:
         shared = _shared_inputs(weights, groups, size)[:, found[-1]].T
@@ -29,14 +30,17 @@ def groups_of_blocks(layers: Sequence[Weights], again: int | None, groups: int, 
 
 
 def _shared_inputs(weights: Weights, groups: int, size: int) -> NDArray[np.int64]:
-    """[groups, groups]: how many of the inputs that each group of outputs reads each group of the layer before made."""
+    """Number of inputs that each group reads from each group of the previous layer, [groups, groups]."""
     read = weights.kernel.reshape(groups, size, -1).any(axis=1)
     found: NDArray[np.int64] = read.reshape(groups, groups, size).sum(axis=2)
     return found
 
 
 def _matched(shared: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each block's group, given [blocks, groups]: as many as can be have one of which they share the most."""
+    """Maximum bipartite matching of blocks to groups, given shared inputs [blocks, groups].
+
+    As many blocks as possible get a group with which they share the most inputs; the others get the rest in order.
+    """
     count = len(shared)
     wanted = [np.flatnonzero(row == row.max()) if row.max() else np.zeros(0, np.int64) for row in shared]
     owner = np.full(count, -1)

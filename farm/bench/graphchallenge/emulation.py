@@ -1,4 +1,4 @@
-"""The challenge's kernels without a GPU: the PTX of every layer in the emulator, on a few rows, against float64."""
+"""The challenge without a GPU: every layer's PTX in the emulator, on a few rows, compared with float64."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from codegen.frontend.tsv.network import tile_rows
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.ptx.template import make_template
 from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain
+from farm.bench.graphchallenge.inputs import check_layer_memory
 from farm.bench.graphchallenge.kernels import listed_tiling, listed_virtual_arch
-from farm.bench.graphchallenge.network import Challenge, in_tiles, outcome_of
-from farm.bench.graphchallenge.rows import check_layer_memory
+from farm.bench.graphchallenge.network import ChallengeNetwork, in_tiles, outcome_of
 
 ARCH = "sm_90"
 TOLERANCE = 1e-4
 GROUP, THREADS = 32, 32
-"""Outputs of a K group, and threads of a block."""
+"""Output channels of a K group, and threads of a block."""
 
 
 @dataclass(frozen=True)
 class EmulatedLayer:
-    """What is known after a layer."""
+    """Event: a layer was emulated."""
 
     number: int
     rows: int
-    """That are left."""
+    """Rows left."""
 
 
 @dataclass(frozen=True)
-class Emulated:
-    """The end of a network."""
+class EmulatedNetwork:
+    """Event: the network was emulated."""
 
     rows: int
-    """That are left."""
+    """Rows left."""
     same_rows: bool
-    """As in float64."""
+    """Whether they are the rows of the float64 reference."""
     largest_error: float
-    """Of an output, as a share of the largest output; NaN where the rows are others."""
+    """Largest error of an output as a share of the largest output; NaN if the rows differ."""
 
     @property
     def ok(self) -> bool:
@@ -53,17 +53,20 @@ class Emulated:
         return f"{left}, as in float64, the largest error is {self.largest_error:.1e} of the values"
 
 
-def emulated(challenge: Challenge, toolchain: Toolchain) -> Iterator[EmulatedLayer | Emulated]:
-    """Tells each layer, then the end. Raises ToolError and EmulationError, and UsageError for layers too large."""
-    check_layer_memory(challenge.neurons)
-    checkpoint = challenge.checkpoint()
-    spec, width = checkpoint.layers[0].spec, tile_rows(challenge.neurons)
-    tiling = listed_tiling(min(GROUP, challenge.neurons), THREADS, challenge.neurons)
+def emulate_network(network: ChallengeNetwork, toolchain: Toolchain) -> Iterator[EmulatedLayer | EmulatedNetwork]:
+    """Emulates a network; yields an event per layer, then the result.
+
+    Raises ToolError, EmulationError, and UsageError for layers too large for this machine's memory.
+    """
+    check_layer_memory(network.neurons)
+    checkpoint = network.checkpoint()
+    spec, width = checkpoint.layers[0].spec, tile_rows(network.neurons)
+    tiling = listed_tiling(min(GROUP, network.neurons), THREADS, network.neurons)
     template = make_template(spec, tiling, listed_virtual_arch(ARCH), toolchain, DEFAULT_LIMITS)
     kernels: dict[str, Kernel] = {}
-    values = in_tiles(challenge.rows, width)
-    names = np.arange(len(challenge.rows))
-    places = np.arange(len(challenge.rows), dtype=np.int32)
+    values = in_tiles(network.rows, width)
+    names = np.arange(len(network.rows))
+    places = np.arange(len(network.rows), dtype=np.int32)
     for number, layer in enumerate(checkpoint.layers, start=1):
         if layer.weights.digest not in kernels:
             kernels[layer.weights.digest] = rewrite(template, layer.weights)
@@ -84,12 +87,12 @@ def emulated(challenge: Challenge, toolchain: Toolchain) -> Iterator[EmulatedLay
         places = np.flatnonzero(marks).astype(np.int32)
         values, names = output, names[places]
         yield EmulatedLayer(number, len(names))
-    reference = outcome_of(challenge)
+    reference = outcome_of(network)
     same = names.tolist() == reference.alive.tolist()
     error = float("nan")
     if same:
-        got = values.transpose(0, 2, 1).reshape(-1, challenge.neurons)[places]
-        got = got[:, np.argsort(challenge.output_order)]
+        got = values.transpose(0, 2, 1).reshape(-1, network.neurons)[places]
+        got = got[:, np.argsort(network.output_order)]
         largest = float(reference.values.max(initial=0)) or 1.0
         error = float(np.abs(got - reference.values).max(initial=0)) / largest
-    yield Emulated(len(names), same, error)
+    yield EmulatedNetwork(len(names), same, error)

@@ -1,4 +1,4 @@
-"""A network of the sparse DNN challenge with its inputs, and what it computes in float64. Pure."""
+"""Networks of the sparse DNN challenge: layers, inputs, float64 reference, launch shapes and index tables."""
 
 from __future__ import annotations
 
@@ -20,86 +20,86 @@ from codegen.model_zoo.radixnet import radix_net, random_layers
 from farm.errors import UsageError
 
 KINDS = ("radix-net", "random")
-MOST_RANDOM = 120
-"""Random layers that are different; a deeper network has them in turn."""
+MAX_RANDOM = 120
+"""Most distinct random layers; a deeper network repeats them."""
 COMPACTED = 10
-"""Layers after which the rows that are left are put side by side, from the first on: by then most of them are dead."""
+"""Leading layers after each of which live rows are compacted: most rows are dead by then."""
 MULTIPROCESSORS = 132
-"""Of an H200."""
+"""Multiprocessors of an H200."""
 LAUNCHED_THREADS = 1024
-"""Of a launch that goes over all rows, about, for each of them: as many as run with 64 registers each."""
+"""Threads launched per multiprocessor for a layer over all rows: as many as are resident with 64 registers each."""
 BUFFERS = 7
-"""As large as the inputs: those themselves and two for layers in tiles; those and three in lots, or for cuSPARSE."""
+"""Most buffers of the inputs' size: inputs and two for tiled layers, plus inputs and three for batches or cuSPARSE."""
 REFERENCE_BYTES = 2**30
-"""Of the rows that are computed in float64 at once, and of the dense layers for it, unless one alone is larger."""
+"""Memory of the rows computed in float64 at once, and of the dense layers cached for it."""
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """Layers of which the first `kept` are different; from then on those from number `again` on take turns."""
+    """Repetition of layers: the first `kept` are distinct; then those from number `again` on repeat."""
 
     kept: int
     again: int
 
     def number_of(self, layer: int) -> int:
-        """Which of the first ones a layer is."""
+        """Number of the distinct layer that a layer repeats."""
         return layer if layer < self.kept else self.again + (layer - self.again) % (self.kept - self.again)
 
 
 @dataclass(frozen=True, eq=False)
-class Challenge:
-    """Y <- min(clip, max(0, Y W + bias)), layer after layer."""
+class ChallengeNetwork:
+    """A network and its input rows: Y <- min(clip, max(0, Y W + bias)), layer after layer."""
 
     name: str
     neurons: int
-    """Of the input and of every layer."""
+    """Size of the input and of every layer."""
     matrices: tuple[SparseMatrix, ...]
-    """Of each layer; those that repeat are the same value."""
+    """Weights per layer; repeated layers are the same object."""
     biases: tuple[float, ...]
     clip: float
     rows: FloatArray
-    """[rows, neurons]: the inputs."""
-    together: int = 1
-    """Layers before rows go for the first time."""
+    """Inputs, [rows, neurons]."""
+    uncompacted: int = 1
+    """Layers computed before the first compaction."""
 
     @property
     def edges(self) -> int:
-        """Of all layers."""
+        """Non-zero weights of all layers."""
         return sum(len(matrix.values) for matrix in self.matrices)
 
     @property
     def gpu_bytes(self) -> int:
-        """That a GPU holds at once: inputs and what layers pass on, in tiles and as cuSPARSE has them."""
+        """GPU memory of a measurement: inputs and activations, in tiles and in cuSPARSE's form."""
         return BUFFERS * self.rows.nbytes + REFERENCE_BYTES + 2 * max(REFERENCE_BYTES, 8 * self.neurons**2)
 
     def checkpoint(self) -> Checkpoint:
-        """Its layers as the farm compiles them, but the outputs in `output_order`."""
+        """The layers as the farm compiles them, with the last outputs in `output_order`."""
         sizes = (self.neurons,) * (len(self.matrices) + 1)
         return sparse_network(self.name, self.name, sizes, self.matrices, self.biases, self.clip, in_order=False)
 
     @cached_property
     def output_order(self) -> NDArray[np.int64]:
-        """Which output each of the checkpoint's is."""
+        """Number of the network's output for each output of the checkpoint."""
         return shared_input_order(self.matrices[-1], self.neurons)
 
     def compacts(self, layer: int) -> bool:
-        """Whether dead rows go after this layer."""
-        return self.together - 1 <= layer < COMPACTED or layer == len(self.matrices) - 1
+        """Whether live rows are compacted after this layer."""
+        return self.uncompacted - 1 <= layer < COMPACTED or layer == len(self.matrices) - 1
 
-    def forgets(self, layer: int) -> bool:
-        """Whether what layers before this one marked, after which no rows went, is to be forgotten."""
+    def clears_marks(self, layer: int) -> bool:
+        """Whether marks of earlier layers must be cleared before this layer, as no compaction used them."""
         return layer > 0 and self.compacts(layer) and not self.compacts(layer - 1)
 
     @cached_property
-    def runs(self) -> list[range]:
-        """Layers that one launch may compute: rows go only after the last of a run."""
+    def segments(self) -> list[range]:
+        """Layers between compactions, which one launch may compute."""
         count = len(self.matrices)
         begins = [i for i in range(1, count) if self.compacts(i - 1)]
         return [range(*each) for each in pairwise([0, *begins, count])]
 
 
 def cycle_of(checkpoint: Checkpoint) -> Cycle:
-    """After how many of its layers they come again, and from which on."""
+    """The repetition of a checkpoint's layers."""
     names = [layer.weights.digest for layer in checkpoint.layers]
     count = len(names)
     return next(
@@ -110,97 +110,99 @@ def cycle_of(checkpoint: Checkpoint) -> Cycle:
     )
 
 
-def made_challenge(kind: str, neurons: int, layers: int, rows: FloatArray, seed: int) -> Challenge:
-    """One of KINDS. Raises UsageError for sizes that there are none of."""
+def make_network(kind: str, neurons: int, layers: int, rows: FloatArray, seed: int) -> ChallengeNetwork:
+    """Makes a network of one of KINDS. Raises UsageError for an unknown kind or size."""
     if kind not in KINDS:
-        raise UsageError(f"there is no network {kind}: it is {' or '.join(KINDS)}, or a folder of TSV files")
+        raise UsageError(f"unknown network {kind}: expected {' or '.join(KINDS)}, or a folder of TSV files")
     if kind == "radix-net" and neurons not in BIASES:
-        raise UsageError(f"the challenge has no network of {neurons} neurons: give {', '.join(map(str, BIASES))}")
-    made = radix_net(neurons, seed) if kind == "radix-net" else random_layers(neurons, min(layers, MOST_RANDOM), seed)
+        raise UsageError(f"no RadiX-Net of {neurons} neurons: expected {', '.join(map(str, BIASES))}")
+    made = radix_net(neurons, seed) if kind == "radix-net" else random_layers(neurons, min(layers, MAX_RANDOM), seed)
     bias = BIASES[neurons] if kind == "radix-net" else 0.0
     in_turn = tuple(made[i % len(made)] for i in range(layers))
-    return Challenge(f"{kind} {neurons} x {layers}", neurons, in_turn, (bias,) * layers, CLIP, rows)
+    return ChallengeNetwork(f"{kind} {neurons} x {layers}", neurons, in_turn, (bias,) * layers, CLIP, rows)
 
 
-def read_challenge(path: Path, rows: FloatArray) -> Challenge:
-    """A network of TSV files. Raises CheckpointError, and UsageError for one whose layers differ in size."""
+def read_network(path: Path, rows: FloatArray) -> ChallengeNetwork:
+    """Reads a network of TSV files. Raises CheckpointError, and UsageError for another kind of network."""
     manifest, matrices = read_matrices(path)
     if len(set(manifest.neurons)) > 1 or manifest.clip is None:
-        raise UsageError(f"{path}: the challenge's networks have a clip, and layers of one size: farm compile takes it")
-    return Challenge(manifest.name, manifest.neurons[0], matrices, manifest.biases, manifest.clip, rows)
+        raise UsageError(f"{path}: not a challenge network (a clip, layers of one size): use farm compile")
+    return ChallengeNetwork(manifest.name, manifest.neurons[0], matrices, manifest.biases, manifest.clip, rows)
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a network gives for its inputs, and how many rows were alive on the way."""
+    """Reference result of a network, and the number of live rows at each layer."""
 
     alive: NDArray[np.int64]
-    """Numbers of the rows of which something is left."""
+    """Numbers of the rows with a non-zero output."""
     values: NDArray[np.float64]
-    """[rows left, neurons]."""
+    """Outputs of those rows, [live rows, neurons]."""
     live_rows: tuple[int, ...]
-    """That each layer was given and were not zero."""
+    """Non-zero input rows of each layer."""
     converged_rows: tuple[int, ...]
-    """Of those, the ones that the layer left as they were."""
+    """Live rows that each layer left unchanged."""
 
-    def live_edges(self, challenge: Challenge) -> int:
-        """Multiply-adds of rows that are not zero."""
-        counts = (len(matrix.values) for matrix in challenge.matrices)
+    def live_edges(self, network: ChallengeNetwork) -> int:
+        """Multiply-adds of live rows."""
+        counts = (len(matrix.values) for matrix in network.matrices)
         return sum(rows * edges for rows, edges in zip(self.live_rows, counts, strict=True))
 
     @property
     def converged_share(self) -> float:
-        """Of all live rows of all layers, those that the layer left as they were."""
+        """Share of live rows over all layers that the layer left unchanged."""
         return sum(self.converged_rows) / max(1, sum(self.live_rows))
 
 
 @dataclass(frozen=True)
-class Launching:
-    """How the layers of a network are launched."""
+class LaunchPlan:
+    """Launch of each layer of a network."""
 
-    across: int
-    """Blocks a K group. Once most rows are dead, fewer of them, each fetching its code, are no faster."""
+    group_blocks: int
+    """Blocks per K group; fewer are no faster once most rows are dead, as each fetches its code."""
     overlapping: bool
-    """Whether a layer's blocks take the places of the last layer's as these end."""
+    """Whether a layer's blocks start while the previous layer's end (programmatic dependent launch)."""
 
     def __str__(self) -> str:
-        return f"{self.across} blocks a group{', overlapping' if self.overlapping else ''}"
+        return f"{self.group_blocks} blocks a group{', overlapping' if self.overlapping else ''}"
 
 
-def launchings(threads: int, groups: int, registers: int = 64) -> list[Launching]:
-    """Those that are tried for blocks of so many threads with so many registers each.
+def launch_plans(threads: int, groups: int, registers: int = 64) -> list[LaunchPlan]:
+    """Launch plans to measure for blocks of `threads` threads with `registers` registers each.
 
-    As many blocks as there are usually, and only those that run at once, where large groups take many registers.
+    One launches LAUNCHED_THREADS per multiprocessor, and one only as many blocks as are resident at once.
     """
     at_once = max(1, REGISTERS // (allocated(registers) * threads)) * threads
     launched = {LAUNCHED_THREADS, min(LAUNCHED_THREADS, at_once)}
-    across = {max(1, MULTIPROCESSORS * each // threads // groups) for each in launched}
-    return [Launching(each, overlapping) for each in sorted(across, reverse=True) for overlapping in (False, True)]
+    group_blocks = {max(1, MULTIPROCESSORS * each // threads // groups) for each in launched}
+    return [
+        LaunchPlan(each, overlapping) for each in sorted(group_blocks, reverse=True) for overlapping in (False, True)
+    ]
 
 
 @dataclass(frozen=True)
-class Run:
-    """What one way to compute the network gave."""
+class VariantRun:
+    """Measured run of a variant."""
 
     microseconds: float
     """Median of single replays."""
     rows: int
-    """That are left."""
+    """Rows left at the end."""
     same_rows: bool
-    """As in float64."""
+    """Whether they are the rows of the float64 reference."""
     relative_error: float
-    """Norm of the difference over norm of the reference; NaN where the rows are others."""
+    """Norm of the difference over norm of the reference; NaN if the rows differ."""
 
 
-def outcome_of(challenge: Challenge) -> Outcome:
-    """In float64, by NumPy: for few rows."""
-    alive = np.flatnonzero(challenge.rows.any(axis=1))
-    values = challenge.rows[alive].astype(np.float64)
+def outcome_of(network: ChallengeNetwork) -> Outcome:
+    """Reference result in float64 by NumPy, for few rows."""
+    alive = np.flatnonzero(network.rows.any(axis=1))
+    values = network.rows[alive].astype(np.float64)
     live, converged = [], []
-    for matrix, bias in zip(challenge.matrices, challenge.biases, strict=True):
+    for matrix, bias in zip(network.matrices, network.biases, strict=True):
         live.append(len(values))
-        dense = matrix.kernel(challenge.neurons, challenge.neurons).T.astype(np.float64)
-        after = np.clip(values @ dense + bias, 0, challenge.clip)
+        dense = matrix.kernel(network.neurons, network.neurons).T.astype(np.float64)
+        after = np.clip(values @ dense + bias, 0, network.clip)
         converged.append(int((after == values).all(axis=1).sum()))
         left = after.any(axis=1)
         alive, values = alive[left], after[left]
@@ -208,7 +210,7 @@ def outcome_of(challenge: Challenge) -> Outcome:
 
 
 def in_tiles(rows: FloatArray, width: int) -> FloatArray:
-    """[rows, neurons] to [tiles, neurons, width]: each row a column, zeros behind the last."""
+    """Rows [rows, neurons] as tiles [tiles, neurons, width]: each row is a column, padded with zeros."""
     count, neurons = rows.shape
     tiles = -(-count // width)
     padded = np.zeros((tiles * width, neurons), dtype=np.float32)
@@ -218,18 +220,18 @@ def in_tiles(rows: FloatArray, width: int) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class IndexTable:
-    """A layer as its index kernels read it: what each group of outputs, or each output, reads and multiplies."""
+    """A layer for the index kernels: inputs and weights of each group of outputs, or of each output."""
 
     first: NDArray[np.int32]
     inputs: NDArray[np.int32]
     weights: FloatArray
-    """[entries, group] of groups, [entries] of outputs."""
+    """[entries, group] for groups, [entries] for outputs."""
     most: int
-    """Entries of a group of outputs."""
+    """Most entries of a group of outputs."""
 
 
 def grouped_table(kernel: FloatArray, group: int) -> IndexTable:
-    """Of [outputs, inputs]: for each group its inputs, and the weights that each has in all outputs of the group."""
+    """Table of a kernel [outputs, inputs]: the inputs of each group, each with its weights for all its outputs."""
     parts = [kernel[i : i + group] for i in range(0, len(kernel), group)]
     inputs = [np.flatnonzero(part.any(axis=0)) for part in parts]
     weights = [part[:, used].T for part, used in zip(parts, inputs, strict=True)]
@@ -237,7 +239,7 @@ def grouped_table(kernel: FloatArray, group: int) -> IndexTable:
 
 
 def edge_table(kernel: FloatArray, group: int) -> IndexTable:
-    """Of [outputs, inputs]: for each output its inputs and their weights."""
+    """Table of a kernel [outputs, inputs]: the inputs of each output, with their weights."""
     inputs = [np.flatnonzero(row) for row in kernel]
     weights = np.concatenate([row[used] for row, used in zip(kernel, inputs, strict=True)])
     counts = np.array([len(used) for used in inputs]).reshape(-1, group)

@@ -1,4 +1,4 @@
-"""Several layers in one kernel, in the emulator and through ptxas."""
+"""A persistent kernel of several layers, in the emulator and through ptxas."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from codegen.ir.checkpoint import FloatArray, Weights
 from codegen.ir.layer_spec import Conv2d, LayerSpec, LeakyRelu, Linear
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
-from farm.bench.graphchallenge.persistent_layers import DONE_BYTES, KERNEL, Chain, chained
+from farm.bench.graphchallenge.persistent_layers import DONE_BYTES, KERNEL, PersistentLayout, persistent_kernel
 from tests.toolchain.square_layers import NEURONS, SPEC, WIDTH, columns_of, expected, square_layers
 
 COLUMNS, THREADS, ARCH = 150, 32, "sm_90"
 TILES = 3
-"""Of WIDTH columns in memory: room for 192, of which COLUMNS are computed."""
-LOTS = Chain(NEURONS, THREADS, 1, 1)
-"""One block, five times."""
-AT_ONCE = Chain(NEURONS, THREADS, 1, 5)
+"""Tiles of WIDTH columns in memory: room for 192, of which COLUMNS are computed."""
+IN_BATCHES = PersistentLayout(NEURONS, THREADS, 1, 1)
+"""One block, in five batches."""
+AT_ONCE = PersistentLayout(NEURONS, THREADS, 1, 5)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def layers() -> list[Weights]:
 
 
 class Buffers:
-    """What a chain reads and writes."""
+    """Buffers of a persistent kernel."""
 
     def __init__(self, tiles: int) -> None:
         rng = np.random.default_rng(5)
@@ -44,29 +44,29 @@ class Buffers:
     def run(
         self,
         layers: list[Weights],
-        chain: Chain,
+        layout: PersistentLayout,
         first: int,
         count: int,
         again: int = 0,
         order: int | None = None,
         without: bytes = b"never",
     ) -> FloatArray:
-        """The columns of the last layer, computed in the order of this number, by the kernel without some text."""
-        ptx = re.sub(without, b"", chained(SPEC, layers, again, chain, ARCH))
+        """Columns of the last layer, with warps in the order of a seed and some text removed from the kernel."""
+        ptx = re.sub(without, b"", persistent_kernel(SPEC, layers, again, layout, ARCH))
         given: list[Any] = [self.input, self.output, TILES, NEURONS * WIDTH, np.array([COLUMNS], np.int32)]
         given += [self.places, self.marks, self.spare, self.done, first, count]
-        grid = chain.beside, 1, NEURONS // chain.group
-        emulate.run(ptx, grid, (chain.threads * chain.parts, 1, 1), 0, given, kernel=KERNEL, interleaving=order)
+        grid = layout.group_blocks, 1, NEURONS // layout.group
+        emulate.run(ptx, grid, (layout.threads * layout.parts, 1, 1), 0, given, kernel=KERNEL, interleaving=order)
         return columns_of(self.output if count % 2 else self.spare)
 
 
-@pytest.mark.parametrize("chain", [LOTS, AT_ONCE], ids=["lot after lot", "at once"])
+@pytest.mark.parametrize("layout", [IN_BATCHES, AT_ONCE], ids=["in batches", "at once"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_layers_follow_one_another_and_after_the_last_comes_the_one_that_is_said(
-    layers: list[Weights], chain: Chain, count: int
+def test_layers_run_in_order_and_repeat_from_a_given_one(
+    layers: list[Weights], layout: PersistentLayout, count: int
 ) -> None:
-    given = Buffers(chain.tiles)
-    last = given.run(layers, chain, 0, count, again=1)
+    given = Buffers(layout.tiles)
+    last = given.run(layers, layout, 0, count, again=1)
     in_turn = [layers[0], *([layers[1], layers[2]] * 4)][:count]
     wanted = expected(columns_of(given.input)[given.places], in_turn)
     np.testing.assert_allclose(last[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
@@ -76,20 +76,23 @@ def test_layers_follow_one_another_and_after_the_last_comes_the_one_that_is_said
 
 
 @pytest.mark.parametrize("order", range(3))
-@pytest.mark.parametrize("chain", [Chain(16, THREADS, 1, 2), Chain(16, THREADS, 1, 5), Chain(8, THREADS, 1, 5)])
-def test_groups_find_what_the_others_made_in_any_order_of_warps(
-    layers: list[Weights], chain: Chain, order: int
+@pytest.mark.parametrize(
+    "layout",
+    [PersistentLayout(16, THREADS, 1, 2), PersistentLayout(16, THREADS, 1, 5), PersistentLayout(8, THREADS, 1, 5)],
+)
+def test_groups_read_the_outputs_of_others_in_any_order_of_warps(
+    layers: list[Weights], layout: PersistentLayout, order: int
 ) -> None:
-    given = Buffers(chain.tiles)
-    last = given.run(layers, chain, 0, 7, again=1, order=order)
+    given = Buffers(layout.tiles)
+    last = given.run(layers, layout, 0, 7, again=1, order=order)
     wanted = expected(columns_of(given.input)[given.places], [layers[0], *([layers[1], layers[2]] * 3)])
     np.testing.assert_allclose(last[:COLUMNS], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_kernel_that_does_not_wait_goes_wrong_in_some_order(layers: list[Weights]) -> None:
     def wrong(order: int) -> bool:
-        given, chain = Buffers(AT_ONCE.tiles), Chain(16, THREADS, 1, 5)
-        last = given.run(layers, chain, 0, 7, again=1, order=order, without=rb"@%p bra \$poll_\S+;\n")
+        given, layout = Buffers(AT_ONCE.tiles), PersistentLayout(16, THREADS, 1, 5)
+        last = given.run(layers, layout, 0, 7, again=1, order=order, without=rb"@%p bra \$poll_\S+;\n")
         right = expected(columns_of(given.input)[given.places], [layers[0], *([layers[1], layers[2]] * 3)])
         return not np.allclose(last[:COLUMNS], right, rtol=1e-4, atol=1e-4)
 
@@ -103,29 +106,29 @@ def test_a_tile_counts_the_groups_that_have_done_a_layer_unless_there_is_only_on
         assert given.done[:: DONE_BYTES // 4].tolist() == [counted] * 5
 
 
-def test_what_lies_between_two_layers_is_where_the_lot_before_had_it(layers: list[Weights]) -> None:
-    given = Buffers(LOTS.tiles)
-    given.run(layers, LOTS, 0, 2)
+def test_batches_reuse_the_memory_between_layers(layers: list[Weights]) -> None:
+    given = Buffers(IN_BATCHES.tiles)
+    given.run(layers, IN_BATCHES, 0, 2)
     assert np.isnan(columns_of(given.output)[THREADS:]).all()  # the next launch of so many columns finds it in L2
 
 
-def test_a_block_has_the_group_that_reads_what_it_made() -> None:
+def test_a_block_gets_the_group_that_reads_its_outputs() -> None:
     half = np.ones((16, 16), np.float32)
     none = np.zeros_like(half)
     straight, crossed = (np.block(blocks) for blocks in ([[half, none], [none, half]], [[none, half], [half, none]]))
     shape, bias = (NEURONS, NEURONS, 1, 1), np.zeros(NEURONS, np.float32)
-    chain = Chain(16, THREADS, 1, 1)
+    layout = PersistentLayout(16, THREADS, 1, 1)
     alone = [Weights(each.reshape(shape), bias) for each in (straight, crossed, crossed)]
-    text = chained(SPEC, alone, 0, chain, ARCH).decode()
+    text = persistent_kernel(SPEC, alone, 0, layout, ARCH).decode()
     assert re.findall(r"ld\.global\.cg\.f32 %x", text) == []  # none for what others made
     mixed = [Weights(np.ones(shape, np.float32), bias)] * 2
-    text = chained(SPEC, mixed, 0, chain, ARCH).decode()
+    text = persistent_kernel(SPEC, mixed, 0, layout, ARCH).decode()
     assert text.count("ld.global.cg.f32 %own") == text.count("ld.global.cg.f32 %x") == len(mixed) * NEURONS
 
 
-def test_a_block_begins_with_what_it_made_before_it_waits_for_others() -> None:
+def test_a_block_uses_its_own_outputs_before_it_waits_for_others() -> None:
     layer = Weights(np.ones((NEURONS, NEURONS, 1, 1), np.float32), np.zeros(NEURONS, np.float32))
-    text = chained(SPEC, [layer, layer], 0, Chain(16, THREADS, 2, 1), ARCH).decode()
+    text = persistent_kernel(SPEC, [layer, layer], 0, PersistentLayout(16, THREADS, 2, 1), ARCH).decode()
     begun, waited = text[text.index("$begin_0_1:") :].split("ld.acquire", 1)
     assert begun.count("fma.rn.f32") == 16 * 16
     assert "ld.global" not in begun
@@ -136,28 +139,28 @@ def test_a_block_begins_with_what_it_made_before_it_waits_for_others() -> None:
 def test_only_the_last_layer_marks_its_columns(layers: list[Weights], count: int) -> None:
     dead = Weights(layers[1].kernel, np.full(NEURONS, -1000, np.float32))
     given = Buffers(1)
-    given.run([layers[0], dead], LOTS, 0, count)
+    given.run([layers[0], dead], IN_BATCHES, 0, count)
     assert given.marks.any() == (count == 1)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_each_group_of_a_layer_is_computed_for_each_tile_of_columns(layers: list[Weights], first: int) -> None:
-    chain = Chain(16, THREADS, 1, 3)
-    given = Buffers(chain.tiles)
+    layout = PersistentLayout(16, THREADS, 1, 3)
+    given = Buffers(layout.tiles)
     wanted = expected(columns_of(given.input)[given.places], [layers[first]])
-    np.testing.assert_allclose(given.run(layers, chain, first, 1)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(given.run(layers, layout, first, 1)[:COLUMNS], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_ptxas_computes_equal_outputs_each_for_itself() -> None:
+def test_ptxas_cannot_merge_equal_outputs() -> None:
     equal = Weights(np.full((NEURONS, NEURONS, 1, 1), 1 / 16, np.float32), np.full(NEURONS, -0.3, np.float32))
-    text = chained(SPEC, [equal], 0, Chain(16, THREADS, 1, 1), ARCH).decode()
+    text = persistent_kernel(SPEC, [equal], 0, PersistentLayout(16, THREADS, 1, 1), ARCH).decode()
     firsts = re.findall(r"and\.b32 %t,%zero,(\d+);\nxor\.b32 %t,%t,(\d+);", text)
     # ptxas may know that the zero is 0 or -1: what a sum begins with must differ in both.
     assert len({int(mask) ^ int(bias) for mask, bias in firsts}) == 16
 
 
 def test_the_parts_of_a_block_have_barriers_and_tiles_of_their_own(layers: list[Weights]) -> None:
-    ptx = chained(SPEC, layers, 0, Chain(16, 64, 4, 2), ARCH)
+    ptx = persistent_kernel(SPEC, layers, 0, PersistentLayout(16, 64, 4, 2), ARCH)
     made = assemble(ptx, ARCH, find_toolchain())
     assert made.spill_bytes == 0
     text = ptx.decode()
@@ -166,15 +169,17 @@ def test_the_parts_of_a_block_have_barriers_and_tiles_of_their_own(layers: list[
 
 
 @pytest.mark.parametrize(
-    ("spec", "chain", "reason"),
+    ("spec", "layout", "reason"),
     [
-        (Conv2d(2 * NEURONS, 1, WIDTH, NEURONS, 1, 1), LOTS, "as many inputs as outputs"),
-        (SPEC, Chain(12, THREADS, 1, 1), "whole groups"),
-        (SPEC, Chain(16, THREADS, 9, 1), "9 have no barriers"),
-        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(LeakyRelu(0.1),)), LOTS, "nothing but a Clip"),
-        (Linear(NEURONS, NEURONS), LOTS, "1x1 convolutions"),
+        (Conv2d(2 * NEURONS, 1, WIDTH, NEURONS, 1, 1), IN_BATCHES, "as many inputs as outputs"),
+        (SPEC, PersistentLayout(12, THREADS, 1, 1), "whole groups"),
+        (SPEC, PersistentLayout(16, THREADS, 9, 1), "no barriers for 9"),
+        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(LeakyRelu(0.1),)), IN_BATCHES, "Clips only"),
+        (Linear(NEURONS, NEURONS), IN_BATCHES, "1x1 convolutions"),
     ],
 )
-def test_what_is_no_chain_is_told(spec: LayerSpec, chain: Chain, reason: str, layers: list[Weights]) -> None:
+def test_unsuitable_layers_are_refused(
+    spec: LayerSpec, layout: PersistentLayout, reason: str, layers: list[Weights]
+) -> None:
     with pytest.raises(TemplateError, match=reason):
-        chained(spec, layers, 0, chain, ARCH)
+        persistent_kernel(spec, layers, 0, layout, ARCH)

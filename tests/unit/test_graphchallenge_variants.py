@@ -1,4 +1,4 @@
-"""Who is best in the challenge: variants, wrong results, layers alone; and the table of it."""
+"""The fastest correct variant counts; wrong and failing variants; the table of results."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from cli.main import run
 from cli.output.graphchallenge import challenge_tables, progress_line
 from codegen.errors import ToolError
 from codegen.toolchain.ptxas import Cubin
-from farm.bench.graphchallenge.benchmark import ChallengeSession, wrongness
-from farm.bench.graphchallenge.kernels import LOT_LAYERS, listed_tiling
-from farm.bench.graphchallenge.network import Challenge, Run, launchings, outcome_of
-from farm.bench.graphchallenge.persistent_layers import Chain
-from farm.bench.graphchallenge.pipelined_layers import Lots
+from farm.bench.graphchallenge.benchmark import ChallengeSession, defect
+from farm.bench.graphchallenge.kernels import PIPELINED_LAYERS, listed_tiling
+from farm.bench.graphchallenge.network import ChallengeNetwork, VariantRun, launch_plans, outcome_of
+from farm.bench.graphchallenge.persistent_layers import PersistentLayout
+from farm.bench.graphchallenge.pipelined_batches import PipelinedLayout
 from farm.bench.layers.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.cuda.measure.kernels import BuiltLayer
 from tests.unit.small_challenge import NEURONS, challenge
 
-RIGHT = Run(100.0, 3, True, 1e-7)
+RIGHT = VariantRun(100.0, 3, True, 1e-7)
 
 
 class Gpu:
     """What `best` asks of a GPU."""
 
-    def __init__(self, net: Challenge) -> None:
+    def __init__(self, net: ChallengeNetwork) -> None:
         self.reference = outcome_of(net)
 
 
-def best(*runs: Run | Exception) -> Measurement:
+def best(*runs: VariantRun | Exception) -> Measurement:
     net = challenge()
 
-    def run_of(given: Run | Exception) -> Callable[[], Run]:
-        def run() -> Run:
+    def run_of(given: VariantRun | Exception) -> Callable[[], VariantRun]:
+        def run() -> VariantRun:
             if isinstance(given, Exception):
                 raise given
             return given
@@ -50,7 +50,7 @@ def best(*runs: Run | Exception) -> Measurement:
 
 
 def test_the_fastest_variant_counts() -> None:
-    found = best(RIGHT, Run(50.0, 3, True, 1e-7), Run(70.0, 3, True, 1e-7))
+    found = best(RIGHT, VariantRun(50.0, 3, True, 1e-7), VariantRun(70.0, 3, True, 1e-7))
     assert (found.microseconds, found.note, found.facts["variants"]) == (50.0, "variant 1", 3)
 
 
@@ -61,24 +61,24 @@ def test_a_variant_that_cannot_run_does_not_end_the_others() -> None:
     assert best().reason == "no variant fits"
 
 
-def test_layers_that_do_not_become_one_kernel_do_not_end_the_others() -> None:
+def test_a_failed_persistent_kernel_does_not_end_the_others() -> None:
     class Broken:
         def result(self) -> object:
             raise ToolError("ptxas: no", command="ptxas")
 
     net = challenge()
     session = ChallengeSession(net, net.checkpoint(), cast("Any", Gpu(net)))
-    broken = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
+    broken = session.persistent_variants((PersistentLayout(16, 512, 2, 2), cast("Any", Broken())))
     assert session.best("generated", itertools.chain([("variant 0", lambda: RIGHT)], broken)).microseconds == 100.0
-    again = session.chained((Chain(16, 512, 2, 2), cast("Any", Broken())))
+    again = session.persistent_variants((PersistentLayout(16, 512, 2, 2), cast("Any", Broken())))
     assert session.best("generated", again).reason == "ptxas: no"
 
 
-def test_layers_that_are_alone_may_be_computed_by_their_own_kernels_and_the_first_lot_after_lot() -> None:
+def test_persistent_variants_combine_layer_kernels_and_pipelined_batches() -> None:
     given: list[tuple[object, ...]] = []
 
     class Recorder(Gpu):
-        def chained(self, *arguments: object) -> Run:
+        def persistent(self, *arguments: object) -> VariantRun:
             given.append(arguments)
             return RIGHT
 
@@ -88,37 +88,37 @@ def test_layers_that_are_alone_may_be_computed_by_their_own_kernels_and_the_firs
     cubin, layer = Future[Cubin](), Future[BuiltLayer]()
     cubin.set_result(Cubin(b"chain", "sm_90", 64, 0, 1.0))
     layer.set_result(BuiltLayer(tiling, ((b"layer", cast("Any", None)),), 1.0, {"registers": 40}))
-    how = Chain(16, 128, 8, 2)
-    lots, lot_cubin = Lots(16, 512, 2, 2), Future[bytes]()
+    how = PersistentLayout(16, 128, 8, 2)
+    lots, lot_cubin = PipelinedLayout(16, 512, 2, 2), Future[bytes]()
     lot_cubin.set_result(b"lots")
-    for _, variant in session.chained((how, cubin), [(tiling, {"digest": layer})], (lots, lot_cubin)):
+    for _, variant in session.persistent_variants((how, cubin), [(tiling, {"digest": layer})], (lots, lot_cubin)):
         variant()
-    [first_launching, *_] = launchings(512, NEURONS // 16, 40)
+    [first_launching, *_] = launch_plans(512, NEURONS // 16, 40)
     own = b"chain", how, ({"digest": (b"layer", None)}, first_launching)
-    assert given == [own[:2], own, (*own, (b"lots", lots, LOT_LAYERS))]
+    assert given == [own[:2], own, (*own, (b"lots", lots, PIPELINED_LAYERS))]
     no_lots = Future[bytes]()
     no_lots.set_exception(ToolError("ptxas: no", command="ptxas"))
-    broken = session.chained((how, cubin), [(tiling, {"digest": layer})], (lots, no_lots))
+    broken = session.persistent_variants((how, cubin), [(tiling, {"digest": layer})], (lots, no_lots))
     assert session.best("generated", broken).microseconds == RIGHT.microseconds
 
 
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [
-        (Run(1.0, 2, False, float("nan")), "wrong: 2 rows are left"),
-        (Run(1.0, 3, True, 1e-3), "wrong: relative error 1.0e-03"),
-        (Run(1.0, 3, True, float("nan")), "wrong: relative error nan"),
+        (VariantRun(1.0, 2, False, float("nan")), "wrong: 2 rows are left"),
+        (VariantRun(1.0, 3, True, 1e-3), "wrong: relative error 1.0e-03"),
+        (VariantRun(1.0, 3, True, float("nan")), "wrong: relative error nan"),
     ],
 )
-def test_who_is_wrong_has_no_time(wrong: Run, reason: str) -> None:
+def test_a_wrong_contender_has_no_time(wrong: VariantRun, reason: str) -> None:
     found = best(RIGHT, wrong)
     assert found.microseconds is None
     assert found.reason.startswith(reason)
-    assert wrongness(RIGHT, outcome_of(challenge())) == ""
+    assert defect(RIGHT, outcome_of(challenge())) == ""
 
 
 def test_the_table_has_times_rates_and_speed_ups() -> None:
-    own, peer = best(Run(50.0, 3, True, 1e-7)), best(Run(210.0, 3, True, 1e-7))
+    own, peer = best(VariantRun(50.0, 3, True, 1e-7)), best(VariantRun(210.0, 3, True, 1e-7))
     rows = [replace(own, contender="generated"), replace(peer, contender="cusparse"), best()]
     table, *reasons = challenge_tables(Results({}, {}, tuple(rows)), 120)
     text = table.plain.splitlines()

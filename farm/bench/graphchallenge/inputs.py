@@ -1,4 +1,4 @@
-"""Inputs of the sparse DNN challenge: digits made as large as the network is wide, and thresholded to 0 and 1."""
+"""Inputs of the sparse DNN challenge: digits scaled to the network's width and thresholded to 0 and 1."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from codegen.ir.checkpoint import FloatArray
 from farm.errors import UsageError
 
 ROWS = 60_000
-"""Of the challenge."""
+"""Input rows of the challenge."""
 THRESHOLD, NOISE = 0.66, 0.1
-"""Shares of the darkest value."""
+"""Threshold and standard deviation of the noise, as shares of the darkest value."""
 BLOCK = 4096
 COPIES = 3
-"""Of the inputs in memory at once, about: as they are, in tiles, and on the way there."""
+"""Approximate number of copies of the inputs in memory: as rows, as tiles, and in transfer."""
 DENSE_BYTES = 4 + 8
-"""For each weight that a layer could have: dense in float32, and in float64 for what is right."""
+"""Bytes per possible weight of a layer: dense in float32, and in float64 for the reference."""
 
 
 def check_memory(neurons: int, count: int) -> None:
-    """Raises UsageError for inputs that this machine's memory does not hold, before any is made."""
+    """Raises UsageError for inputs that do not fit this machine's memory, before they are made."""
     needed = COPIES * 4 * count * neurons
     _check(needed, f"{count:,} rows of {neurons:,} neurons take", "give fewer with --rows, or fewer --neurons")
 
 
 def check_layer_memory(neurons: int) -> None:
-    """Raises UsageError for a layer that this machine's memory does not hold as the emulator wants it."""
+    """Raises UsageError for a layer whose dense form does not fit this machine's memory."""
     _check(DENSE_BYTES * neurons**2, f"a layer of {neurons:,} neurons takes", "emulate one of fewer --neurons")
 
 
@@ -43,9 +43,9 @@ def _check(needed_bytes: int, what: str, way_out: str) -> None:
 
 
 def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float = THRESHOLD) -> FloatArray:
-    """[count, neurons] of 0 and 1: scikit-learn's digits in turn, each time with other noise.
+    """Inputs [count, neurons] of 0 and 1: scikit-learn's digits repeated, each time with new noise.
 
-    Raises UsageError where scikit-learn is missing, the neurons are no square, or memory does not hold so many.
+    Raises UsageError without scikit-learn, for neurons that are not a square, or for more rows than fit in memory.
     """
     check_memory(neurons, count)
     try:
@@ -58,10 +58,10 @@ def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float 
 
 
 def rows_of(images: NDArray[Any], neurons: int, count: int, seed: int, threshold: float = THRESHOLD) -> FloatArray:
-    """The same of gray images [n, 8, 8], 16 the darkest."""
+    """Inputs [count, neurons] of 0 and 1 from gray images [n, 8, 8], where 16 is darkest."""
     side = isqrt(neurons)
     if side * side != neurons:
-        raise UsageError(f"{neurons} neurons are no square of pixels: give 1024, 4096, 16384 or 65536")
+        raise UsageError(f"{neurons} neurons are not a square of pixels: give 1024, 4096, 16384 or 65536")
     large = _enlarged(images.astype(np.float32) / np.float32(16), side).reshape(len(images), neurons)
     rng = np.random.default_rng(seed)
     rows = np.empty((count, neurons), dtype=np.float32)
@@ -73,7 +73,7 @@ def rows_of(images: NDArray[Any], neurons: int, count: int, seed: int, threshold
 
 
 def _enlarged(images: FloatArray, side: int) -> FloatArray:
-    """[n, 8, 8] to [n, side, side], linearly between the middles of pixels."""
+    """Images [n, side, side], interpolated linearly between pixel centres."""
     old = images.shape[1]
     places = np.clip((np.arange(side) + 0.5) * old / side - 0.5, 0, old - 1)
     lower = np.minimum(places.astype(np.int64), old - 2)
