@@ -178,7 +178,8 @@ def test_as_many_blocks_are_launched_as_the_gpu_runs_at_once_overlapping_and_not
 
 def test_blocks_of_many_registers_are_also_launched_as_few_as_run_at_once() -> None:
     found = launch_plans(threads=256, groups=8, registers=193)
-    assert [(each.group_blocks, each.overlapping) for each in found] == [(66, False), (66, True), (16, False), (16, True)]
+    blocks = [(each.group_blocks, each.overlapping) for each in found]
+    assert blocks == [(66, False), (66, True), (16, False), (16, True)]
     assert [each.group_blocks for each in launch_plans(threads=512, groups=64, registers=40)] == [4, 4]
     assert [each.group_blocks for each in launch_plans(threads=512, groups=32, registers=106)] == [8, 8, 4, 4]
 
@@ -221,7 +222,8 @@ def test_networks_that_differ_in_depth_share_their_kernels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "neurons", "message"), [("dense", 1024, "unknown network dense"), ("radix-net", 64, "no RadiX-Net of 64 neurons")]
+    ("kind", "neurons", "message"),
+    [("dense", 1024, "unknown network dense"), ("radix-net", 64, "no RadiX-Net of 64 neurons")],
 )
 def test_unknown_networks_are_refused(kind: str, neurons: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
