@@ -137,4 +137,4 @@ def test_the_file_of_a_run_shows_its_table_again_and_has_no_figures(
     assert run(["bench", "plot", str(file), str(tmp_path / "figures")]) == 2
     shown = capsys.readouterr()
     assert "LIVE TE/S" in shown.out
-    assert "has no figures" in shown.err
+    assert "have no figures" in shown.err
