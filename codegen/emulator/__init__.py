@@ -1,1 +1,4 @@
-"""The parts of the emulator: registers, memory, arithmetic, and instructions made into steps over all lanes at once."""
+"""Emulators of PTX and of sm_90 machine code: all threads at once, as NumPy arrays.
+
+Both share `alu` (arithmetic) and `memory`.
+"""

@@ -119,7 +119,7 @@ def test_a_copy_of_nothing_reads_nothing() -> None:
     [
         ("cp.async.ca.shared.global [%r2+16], [%rd1], 4", "byte 16 of shared memory, which has 16 bytes"),
         ("cp.async.ca.shared.global [%r2], [%rd1+16], 4", "byte 16 of buffer 0, which has 16 bytes"),
-        ("cp.async.ca.shared.global [%r2+4], [%rd1], 8", "is no multiple of 8"),
+        ("cp.async.ca.shared.global [%r2+4], [%rd1], 8", "is not a multiple of 8"),
         ("cp.async.ca.shared.global [%r2], [%rd1+4], 8", "misaligned"),
     ],
 )

@@ -62,7 +62,7 @@ def test_addresses_pass_through_the_generic_space() -> None:
     [
         (4, 3, "byte 16 of buffer 0, which has 16 bytes"),
         (-4, 0, "byte -4 of buffer 0, which has 16 bytes"),
-        (2, 0, "is no multiple of 4"),
+        (2, 0, "is not a multiple of 4"),
         (2**20, 0, "byte 1048576 of buffer 0"),
     ],
 )
@@ -88,7 +88,7 @@ def test_an_address_cut_to_32_bits_reaches_nothing() -> None:
 
 
 def test_a_vector_is_aligned_to_its_whole_size() -> None:
-    with pytest.raises(EmulationError, match="no multiple of 8"):
+    with pytest.raises(EmulationError, match="not a multiple of 8"):
         launch(INDEX + FIRST + "ld.global.v2.f32 {%f1, %f2}, [%rd1+4]; ret;", [words(9)], threads=1)
 
 

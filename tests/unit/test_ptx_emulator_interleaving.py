@@ -67,5 +67,5 @@ def test_blocks_of_parts_of_warps_are_refused() -> None:
 
 def test_blocks_that_do_not_run_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emulate, "_MEMORY_BYTES", 1)
-    with pytest.raises(EmulationError, match="only 1 of 2 blocks fit at once"):
+    with pytest.raises(EmulationError, match="only 1 of 2 blocks fit in memory"):
         launch(INDEX + FIRST + "ret;", [words(2 * WARP)], threads=WARP, blocks=2, interleaving=0)

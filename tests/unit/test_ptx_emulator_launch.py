@@ -72,7 +72,7 @@ def test_numbers_are_passed_by_value() -> None:
     [
         ([words(1), words(1)], "takes 1 arguments, 2 were given"),
         ([np.zeros((4, 4), dtype=np.float32)[:, ::2]], "contiguous"),
-        ([1.5], "is no integer"),
+        ([1.5], "is not an integer"),
     ],
 )
 def test_arguments_that_do_not_fit_are_errors(arguments: list[Any], message: str) -> None:

@@ -57,7 +57,7 @@ def test_shared_memory_holds_every_size(kind: str) -> None:
         ("ld.shared.f32 %f1, [%r2+4]", "byte 16 of shared memory, which has 16 bytes"),
         ("st.shared.f32 [%r2+-4], %f1", "byte -4 of shared memory"),
         ("st.shared.f32 [0], %f1", "byte -1024 of shared memory"),
-        ("st.shared.f32 [%r2+1], %f1", "is no multiple of 4"),
+        ("st.shared.f32 [%r2+1], %f1", "is not a multiple of 4"),
     ],
 )
 def test_a_wrong_access_to_shared_memory_is_an_error(access: str, reason: str) -> None:

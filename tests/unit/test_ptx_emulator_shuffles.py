@@ -28,13 +28,13 @@ def test_a_sum_over_the_lanes_is_the_same_in_all() -> None:
 
 def test_a_lane_that_is_elsewhere_has_nothing_to_give() -> None:
     text = "setp.lt.u32 %p1, %r0, 40; @%p1 shfl.sync.bfly.b32 %r4, %r0, 16, 31, -1;"
-    with pytest.raises(EmulationError, match=r"thread \(32, 0, 0\).*a lane that is not here"):
+    with pytest.raises(EmulationError, match=r"thread \(32, 0, 0\).*an inactive lane"):
         exchanged(text)
 
 
 @pytest.mark.parametrize(("last", "members"), [(15, -1), (31, 3)])
 def test_parts_of_warps_are_unknown(last: int, members: int) -> None:
-    with pytest.raises(EmulationError, match="only whole warps exchange values"):
+    with pytest.raises(EmulationError, match="only whole warps can exchange values"):
         exchanged(f"shfl.sync.bfly.b32 %r4, %r0, 1, {last}, {members};")
-    with pytest.raises(EmulationError, match="only whole warps exchange values"):
+    with pytest.raises(EmulationError, match="only whole warps can exchange values"):
         exchanged("shfl.sync.bfly.b32 %r4, %r0, 1, 31, -1;", threads=48)

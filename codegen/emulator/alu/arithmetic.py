@@ -1,4 +1,4 @@
-"""Arithmetic and comparisons of integers and floats, as functions of NumPy arrays; and how PTX types are held."""
+"""Arithmetic and comparisons on NumPy arrays, and the NumPy types that hold PTX types."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 Lanes = NDArray[Any]
 """One value per lane."""
+Mask = NDArray[np.bool_] | None
+"""The lanes that run; None: all of them."""
 
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "pred": np.dtype(np.bool_),
@@ -21,35 +23,35 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "bf16": np.dtype("u2"),
     "bf16x2": np.dtype(("u2", (2,))),
 }
-"""How a PTX type is held: pairs as [lanes, 2], the lower half first; bfloat16, which NumPy lacks, as its bits."""
+"""The NumPy type of each PTX type: pairs are [lanes, 2], the lower half first; bfloat16 is its bits."""
 
 INTEGERS: Final = ("u16", "s16", "u32", "s32", "u64", "s64")
 FLOATS: Final = ("f16", "f16x2", "f32", "f64")
 BITS: Final = ("b16", "b32", "b64")
 PLAIN: Final = (*BITS, *INTEGERS, "f32", "f64")
-"""What is moved, selected, loaded and stored: float16 is as .b16."""
+"""Types that are moved, selected, loaded and stored; float16 is moved as .b16."""
 
 _APPROXIMATED: Final[dict[str, np.ufunc]] = {"ex2.approx.ftz": np.exp2, "rcp.approx.ftz": np.reciprocal}
-"""Whose results the hardware has to a few units in the last place: here they are rounded to nearest."""
+"""Functions that the hardware computes to a few units in the last place, here rounded to nearest."""
 _EXACT = ("max", "min", "max.NaN", "min.NaN", "neg", "abs", "copysign")
 _ROUNDED = ("div", "rcp", "sqrt")
-"""Only with a rounding; without one they are no instructions."""
+"""Instructions that PTX has only with a rounding mode."""
 _WIDER = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A pure instruction: the type it writes, the types it reads, and what it computes."""
+    """An instruction without side effects: the type it writes, the types it reads, and its function."""
 
     result: str
     sources: tuple[str, ...]
     compute: Callable[..., Lanes]
     combines: bool = False
-    """Whether the last source is a predicate that a comparison is combined with, which may be negated."""
+    """Whether the last source is a predicate that combines with a comparison and may be negated."""
 
 
 def integer_operation(name: str, kind: str) -> Operation | None:
-    """`name` is the opcode without its type, `kind` the type. None for what is not here."""
+    """The operation of an opcode `name` on the type `kind`. None: unsupported."""
     one_type: dict[str, Callable[..., Lanes]] = {
         "add": np.add,
         "sub": np.subtract,
@@ -76,7 +78,7 @@ def integer_operation(name: str, kind: str) -> Operation | None:
 
 
 def float_operation(name: str, kind: str) -> Operation | None:
-    """`name` is the opcode without its type, `kind` the type. None for what is not here."""
+    """The operation of an opcode `name` on the type `kind`. None: unsupported."""
     half = kind in ("f16", "f16x2")
     if kind == "f32" and (exact := _APPROXIMATED.get(name)):
         return Operation(kind, (kind,), lambda a: _without_subnormals(exact(_without_subnormals(a).astype(np.float64))))
@@ -101,30 +103,30 @@ def float_operation(name: str, kind: str) -> Operation | None:
 
 
 def _signed_as(sign: Lanes, value: Lanes) -> Lanes:
-    """PTX names the sign first."""
+    """copysign: PTX names the sign first."""
     return np.copysign(value, sign)
 
 
 def _without_subnormals(a: Lanes) -> Lanes:
-    """In float32, with zeros of their sign for subnormal numbers."""
+    """Rounds to float32; subnormal numbers become zeros of their sign."""
     rounded = a.astype(np.float32)
     subnormal = np.abs(rounded) < np.finfo(np.float32).smallest_normal
     return np.where(subnormal, np.copysign(np.float32(0), rounded), rounded)
 
 
 def _half_fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
-    """A float64 that rounds to the float16 of a * b + c with one rounding.
+    """A float64 that rounds to the correctly rounded float16 of a * b + c.
 
-    The product has 22 bits and is exact. The sum is not exact if its first and last bit are 53 or more apart, and then
-    rounding it twice does no harm: either it is beyond 2^29, infinite in float16; or the product lies 31 bits below c,
-    which is a float16, and moves it by far less than the way to the next tie.
+    The product has 22 bits and is exact. The sum is inexact only if its first and last bit are 53 or more apart. Then
+    rounding twice is still right: either the sum is beyond 2^29 and infinite in float16, or the product lies 31 bits
+    below the float16 c and is far smaller than the distance to the next tie.
     """
     result: Lanes = np.multiply(a, b, dtype=np.float64) + c
     return result
 
 
 def _quotient(a: Lanes, b: Lanes) -> Lanes:
-    """Rounded towards zero; NumPy's floor division would round down. By zero: all ones, as the hardware gives."""
+    """Division rounded towards zero; division by zero gives all ones, as on a GPU."""
     quotient = np.floor_divide(a - np.fmod(a, b), b)
     result: Lanes = np.where(b == 0, ~np.zeros_like(quotient), quotient)
     return result
@@ -150,7 +152,7 @@ def _high_product(a: Lanes, b: Lanes) -> Lanes:
 
 
 def _float_maximum(a: Lanes, b: Lanes) -> Lanes:
-    """The number if the other is NaN; +0 is above -0."""
+    """The larger one; the number if the other is NaN; +0 is above -0."""
     return np.where((a == 0) & (b == 0), a + b, np.fmax(a, b))
 
 
@@ -159,7 +161,7 @@ def _float_minimum(a: Lanes, b: Lanes) -> Lanes:
 
 
 def _float_maximum_or_nan(a: Lanes, b: Lanes) -> Lanes:
-    """NaN if either is."""
+    """The larger one; NaN if either is NaN."""
     return np.where((a == 0) & (b == 0), a + b, np.maximum(a, b))
 
 
@@ -168,7 +170,7 @@ def _float_minimum_or_nan(a: Lanes, b: Lanes) -> Lanes:
 
 
 def comparison(name: str, combination: str | None, kind: str) -> Operation | None:
-    """`setp`: a predicate, which may be combined with another one."""
+    """`setp`: a predicate, optionally combined with another one. None: unsupported."""
     compute = _comparison_function(name, kind)
     if compute is None or kind == "f16x2":
         return None
@@ -179,7 +181,7 @@ def comparison(name: str, combination: str | None, kind: str) -> Operation | Non
 
 
 def comparison_as_number(name: str, result: str, kind: str) -> Operation | None:
-    """`set`: what is true becomes all ones in an integer and 1.0 in a float."""
+    """`set`: true becomes all ones in an integer and 1.0 in a float. None: unsupported."""
     compute = _comparison_function(name, kind)
     results = {"f16x2": ("f16x2",), "f16": ("u16", "s16", "u32", "s32", "f16")}.get(kind, ("u32", "s32", "f32"))
     if compute is None or result not in results:

@@ -1,4 +1,4 @@
-"""Logic, shifts, bit fields and bytes."""
+"""Logic, shifts, bit fields and byte permutation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOGIC: Final[dict[str, np.ufunc]] = {
 
 
 def bit_operation(name: str, kind: str) -> Operation | None:
-    """`name` is the opcode without its type, `kind` the type. None for what is not here."""
+    """The operation of an opcode `name` on the type `kind`. None: unsupported."""
     if (logic := _LOGIC.get(name)) and kind in (*BITS, "pred"):
         return Operation(kind, (kind,) * logic.nin, logic)
     match name:
@@ -38,7 +38,7 @@ def bit_operation(name: str, kind: str) -> Operation | None:
 
 
 def _shifted(shift: Callable[..., Lanes], a: Lanes, amount: Lanes) -> Lanes:
-    # NumPy shifts by the width or more as PTX does: nothing, or copies of the sign, are left.
+    # NumPy shifts by the width or more as PTX does: to zero, or to copies of the sign.
     return shift(a, np.minimum(amount, 64).astype(a.dtype))
 
 
@@ -51,26 +51,26 @@ def _shift_right(a: Lanes, amount: Lanes) -> Lanes:
 
 
 def _low_byte(a: Lanes) -> Lanes:
-    """The low byte of a field's position or length, which is all that counts."""
+    """The low byte of a field's position or length; the other bytes are ignored."""
     return a & np.uint32(0xFF)
 
 
 def _extract_field(a: Lanes, position: Lanes, length: Lanes) -> Lanes:
-    """Beyond the last bit there are zeros, or copies of the sign; a signed field is extended by its own first bit."""
+    """bfe: bits beyond the last are zeros or copies of the sign; a signed field is extended by its highest bit."""
     bits = np.uint32(8 * a.dtype.itemsize)
     unused = bits - np.minimum(_low_byte(length), bits)
     return _shift_right(_shift_left(_shift_right(a, _low_byte(position)), unused), unused)
 
 
 def _insert_field(field: Lanes, into: Lanes, position: Lanes, length: Lanes) -> Lanes:
-    """The lowest bits of `field`; those that come to lie beyond the last bit are lost."""
+    """bfi: the lowest bits of `field` placed in `into`; bits beyond the last are lost."""
     ones = ~np.zeros_like(into)
     mask = _shift_left(~_shift_left(ones, _low_byte(length)), _low_byte(position))
     return (into & ~mask) | (_shift_left(field, _low_byte(position)) & mask)
 
 
 def _permute_bytes(a: Lanes, b: Lanes, selector: Lanes) -> Lanes:
-    """Each nibble of the selector names a byte of a (0 to 3) or b (4 to 7); with its highest bit, only the sign's."""
+    """prmt: each nibble of the selector names a byte of a (0 to 3) or b (4 to 7), its top bit asks for the sign."""
     both = a.astype(np.uint64) | b.astype(np.uint64) << np.uint64(32)
     result = np.zeros((), dtype=np.uint32)
     for i in range(4):
@@ -83,7 +83,7 @@ def _permute_bytes(a: Lanes, b: Lanes, selector: Lanes) -> Lanes:
 
 
 def _three_input_logic(a: Lanes, b: Lanes, c: Lanes, table: Lanes) -> Lanes:
-    """Bit 4 * a + 2 * b + c of the table, for each bit of a, b and c."""
+    """lop3: bit 4 * a + 2 * b + c of the table, for each bit of a, b and c."""
     result = np.zeros((), dtype=np.uint32)
     for i in range(8):
         chosen = -(table >> np.uint32(i) & np.uint32(1))

@@ -15,7 +15,7 @@ _BFLOAT16_NAN = 0x7FFF
 
 
 def conversion(modifiers: list[str], result: str, source: str) -> Operation | None:
-    """What `cvt` with rounding and clamping `modifiers` computes; None for what is not here."""
+    """`cvt` with rounding and clamping `modifiers`. None: unsupported."""
     match modifiers, result, source:
         case [], "f32", "bf16":
             return Operation("f32", ("bf16",), lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32))
@@ -50,7 +50,7 @@ def _between_numbers(modifiers: list[str], result: str, source: str) -> Operatio
 
 
 def _to_integer(value: Lanes, dtype: np.dtype[Any], nan: int) -> Lanes:
-    """Whole floats as integers, clamped to the range; `nan` is the bits that a NaN becomes."""
+    """Integers from whole floats, clamped to the range; a NaN becomes the bits `nan`."""
     limits = np.iinfo(dtype)
     above, below = value >= float(limits.max // 2 + 1) * 2, value < float(limits.min)
     unsigned = np.dtype(f"u{dtype.itemsize}")
@@ -62,7 +62,7 @@ def _to_integer(value: Lanes, dtype: np.dtype[Any], nan: int) -> Lanes:
 
 
 def _from_float32(rounding: str, clamps: list[str], result: str) -> Operation | None:
-    """To float16 or bfloat16, one value or a pair: of a pair the first operand is the upper half."""
+    """Conversion to float16 or bfloat16, of one value or a pair whose first operand is the upper half."""
     pair, brain = result.endswith("x2"), result.startswith("b")
     clamp = {"": _unchanged, "relu": _rectified, **({} if pair or brain else {"sat": _saturated})}.get(".".join(clamps))
     rounded = {"rn": _to_bfloat16, "rz": _cut_to_bfloat16} if brain else {"rn": _to_float16}
@@ -82,12 +82,12 @@ def _unchanged(a: Lanes) -> Lanes:
 
 
 def _rectified(a: Lanes) -> Lanes:
-    """+0 for what is negative; NaN stays."""
+    """Negative values become +0; NaN stays."""
     return np.where(a <= 0, np.zeros_like(a), a)
 
 
 def _saturated(a: Lanes) -> Lanes:
-    """Within 0 and 1; +0 for NaN."""
+    """Clamps to 0 and 1; NaN becomes +0."""
     return np.where(a > 0, np.minimum(a, np.ones_like(a)), np.zeros_like(a))
 
 
@@ -96,7 +96,7 @@ def _to_float16(a: Lanes) -> Lanes:
 
 
 def _to_bfloat16(a: Lanes) -> Lanes:
-    """The bits of the nearest bfloat16, ties to even: of a float32 it is the upper half."""
+    """The bits of the nearest bfloat16, ties to even. A bfloat16 is the upper half of a float32."""
     bits = a.view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return _upper_half(bits + (np.uint32(0x7FFF) + odd), a)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from codegen.emulator.alu.arithmetic import Lanes
 
 _TIES = np.int64(0x0FFFFFFF)
-"""The lower 28 bits of a float64: zero in every value halfway between two float32, subnormal ones included."""
+"""The lower 28 bits of a float64: zero in every value halfway between two float32, also subnormal ones."""
 
 
 class FusedMultiplyAdd:
-    """Computes a * b + c for all lanes, in memory that is reused.
+    """Computes a * b + c for all lanes, in buffers that are reused.
 
-    The product of two float32 is exact in float64. Its sum with a third is rounded to 53 bits, and once more to 24 when
-    it is assigned: that is wrong only if the first rounding ended on a tie of the second. Such sums are rounded to odd
+    The product of two float32 is exact in float64. Its sum with a third is rounded to 53 bits, and again to 24 when
+    it is assigned. That is wrong only if the first rounding ends on a tie of the second; such sums are rounded to odd
     instead (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", IEEE Trans. Computers 57(4), 2008).
     """
 
@@ -28,7 +28,7 @@ class FusedMultiplyAdd:
         self._low = np.empty(lanes, dtype=np.int64)
 
     def window(self, lanes: int) -> FusedMultiplyAdd:
-        """The same for fewer lanes, in the same memory."""
+        """A FusedMultiplyAdd for fewer lanes that shares these buffers."""
         part = copy(self)
         part._product, part._sum, part._low = self._product[:lanes], self._sum[:lanes], self._low[:lanes]
         return part
@@ -46,7 +46,7 @@ class FusedMultiplyAdd:
         return total
 
     def _round_ties(self, c: Lanes) -> None:
-        # Sums that float32 holds exactly are common (zeros) and safe; NaN and infinity compare as neither.
+        # Sums that are exact in float32 are common (zeros) and right; NaN and infinity compare false.
         suspects = np.flatnonzero(self._low == 0)
         sums = self._sum[suspects]
         suspects = suspects[np.abs(sums - sums.astype(np.float32)) > 0]

@@ -1,4 +1,4 @@
-"""Opcodes and the pure operations behind them."""
+"""The operation behind each PTX opcode without side effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from codegen.emulator.alu.conversions import conversion
 
 @cache
 def operation(opcode: str) -> Operation | None:
-    """The operation behind an opcode; None for one that is not here."""
+    """The operation of an opcode with its suffixes. None: unsupported, or not a pure operation."""
     match opcode.split("."):
         case ["setp", name, kind]:
             return comparison(name, None, kind)

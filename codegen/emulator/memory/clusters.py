@@ -1,4 +1,4 @@
-"""Clusters: blocks that reach each other's shared memory, and the barrier among them."""
+"""Clusters: access to the shared memory of other blocks, and the cluster barrier."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from codegen.emulator.memory.global_memory import Selection, lane_at
 from codegen.emulator.memory.shared_memory import SharedMemory
 
 _WINDOW: Final = 1 << 24
-"""Where the shared memory of rank 0 begins in that of a cluster, and how far from it that of the next rank does."""
+"""Bytes of a cluster's address space per rank; the memory of rank 0 begins at this address."""
 
 
 class Clusters:
-    """All clusters of the blocks that run together: block after block, those of a cluster side by side."""
+    """The clusters of all blocks that run together; the blocks of a cluster are neighbours."""
 
     def __init__(self, blocks: int, lanes: int, shared: SharedMemory) -> None:
-        """`blocks` of a cluster: 1 where there are none."""
+        """`blocks` per cluster, 1 for a kernel without clusters."""
         self.blocks = blocks
         self._shared = shared
         self._arrived = np.zeros(lanes, dtype=np.int64)
@@ -32,7 +32,7 @@ class Clusters:
         self._ended: NDArray[np.bool_] = np.zeros(lanes // threads, dtype=np.bool_)
 
     def arrive(self, lanes: Selection, *, releases: bool) -> None:
-        """The lanes are at the barrier, and go on; if it does not release, nobody sees by it what they wrote."""
+        """Lanes arrive at the barrier and continue. Unless it releases, their writes stay invisible to other blocks."""
         if (twice := np.flatnonzero(self._arrived[lanes] > self._waited[lanes])).size:
             raise FaultError(lane_at(lanes, int(twice[0])), "arrives twice at the cluster barrier without waiting")
         self._arrived[lanes] += 1
@@ -44,7 +44,7 @@ class Clusters:
             raise FaultError(int(lanes[early[0]]), "waits at the cluster barrier without having arrived")
 
     def passing(self, waiting: NDArray[np.bool_], ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which of the lanes that wait for the barrier may go on: all of their clusters have arrived, or ended."""
+        """The waiting lanes that may continue, because all lanes of their cluster have arrived or ended."""
         arrived = np.where(ended, np.iinfo(np.int64).max, self._arrived).reshape(-1, self._lanes).min(axis=1)
         passing: NDArray[np.bool_] = waiting & (np.repeat(arrived, self._lanes) > self._waited)
         self._waited[passing] += 1
@@ -54,11 +54,11 @@ class Clusters:
         return passing
 
     def end(self, ended: NDArray[np.bool_]) -> None:
-        """Which lanes have ended: the shared memory of a block all of whose lanes have is no more."""
+        """Records the lanes that have ended. The shared memory of a block is gone once all its lanes have."""
         self._ended[:] = ended.reshape(len(self._ended), -1).all(axis=1)
 
     def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
-        """Reads `count` elements of `size` bytes of some block of each lane's cluster."""
+        """Reads `count` elements of `size` bytes from the shared memory of any block of each lane's cluster."""
         rank, local = addresses // _WINDOW, addresses % _WINDOW
         own = np.arange(len(self._arrived))[lanes] // self._shared.threads
         block = np.where(rank == 0, own, self._first_block[lanes] + rank.astype(np.int64) - 1)
@@ -70,7 +70,7 @@ class Clusters:
         return self._shared.load_of(block, local, lanes, size, count)
 
     def mapped(self, addresses: Lanes, ranks: Lanes, lanes: Selection) -> Lanes:
-        """Where these addresses of each lane's own shared memory lie in that of other ranks."""
+        """Cluster addresses that name these addresses of shared memory in the blocks of these ranks."""
         if (outside := np.flatnonzero(ranks >= self.blocks)).size:
             rank = int(ranks[outside[0]])
             raise FaultError(lane_at(lanes, int(outside[0])), f"rank {rank} of a cluster of {self.blocks} blocks")

@@ -1,4 +1,4 @@
-"""Global memory: the arguments' arrays, far from each other, and nothing between them."""
+"""Global memory: the arrays of the arguments, far apart from each other, with nothing between them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from codegen.emulator.alu.arithmetic import Lanes
 from codegen.emulator.faults import FaultError
 
 Selection = slice | NDArray[np.intp]
-"""Which lanes take part: a range of them, or these."""
+"""Lanes, as a range or as numbers."""
 
 _SPACING_BITS = 40
-"""Buffers begin at multiples of this power of two: an address that is off, or cut to 32 bits, hits none."""
+"""Buffers begin at multiples of 2 to this power, so that a wrong or truncated address hits none."""
 
 
 def lane_at(selection: Selection, position: int) -> int:
@@ -24,7 +24,7 @@ def lane_at(selection: Selection, position: int) -> int:
 
 
 class GlobalMemory:
-    """The buffers by address; loads and stores go to the arrays themselves."""
+    """Buffers by address; loads and stores access the arrays themselves."""
 
     def __init__(self, buffers: Sequence[NDArray[Any]]) -> None:
         self._bytes = [buffer.reshape(-1).view(np.uint8) for buffer in buffers]
@@ -32,7 +32,7 @@ class GlobalMemory:
 
     @staticmethod
     def address(number: int) -> int:
-        """Where buffer `number` begins."""
+        """The address of the first byte of buffer `number`."""
         return (number + 1) << _SPACING_BITS
 
     def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
@@ -44,8 +44,28 @@ class GlobalMemory:
                 value[chosen] = view[index + np.uint64(i)]
         return values
 
+    def load_padded(self, addresses: Lanes, lanes: NDArray[np.intp], wanted: Lanes, size: int) -> NDArray[np.uint32]:
+        """Reads `size` bytes for a copy, [lanes, words]: the first `wanted` bytes of each lane, then zeros."""
+        if (odd := np.flatnonzero((addresses & np.uint64(size - 1)) | (wanted > size))).size:
+            address, bytes_wanted = int(addresses[odd[0]]), int(wanted[odd[0]])
+            raise FaultError(
+                int(lanes[odd[0]]), f"{bytes_wanted} of {size} bytes from {address:#x}: misaligned or too many"
+            )
+        words = np.zeros((len(lanes), size // 4), dtype=np.uint32)
+        whole, partly = np.flatnonzero(wanted == size), np.flatnonzero((wanted > 0) & (wanted < size))
+        element = min(size, 8)
+        if whole.size:
+            loaded = self.load(addresses[whole], lanes[whole], element, size // element)
+            words[whole] = np.stack(loaded, axis=1).view(np.uint32)
+        for byte in range(size if partly.size else 0):
+            reading = partly[wanted[partly] > byte]
+            if reading.size:
+                (loaded_bytes,) = self.load(addresses[reading] + np.uint64(byte), lanes[reading], 1, 1)
+                words.view(np.uint8)[reading, byte] = loaded_bytes
+        return words
+
     def store(self, addresses: Lanes, lanes: Selection, size: int, values: Sequence[Lanes]) -> None:
-        """Writes elements of `size` bytes; of lanes that share an address the last one wins."""
+        """Writes elements of `size` bytes; of several lanes at one address, the last one wins."""
         for number, chosen, index in self._locate(addresses, lanes, size, len(values)):
             view = self._view(number, size)
             if not view.flags.writeable:
@@ -63,7 +83,7 @@ class GlobalMemory:
     def _locate(
         self, addresses: Lanes, lanes: Selection, size: int, count: int
     ) -> Iterator[tuple[int, Selection, Lanes]]:
-        """Per buffer: its number, the positions of `addresses` within it, and the elements they mean."""
+        """For each buffer: its number, the positions of `addresses` in it, and the elements that they name."""
         owners = addresses >> np.uint64(_SPACING_BITS)
         first = owners[0] if len(owners) else 0
         one_buffer = bool((owners == first).all())
@@ -75,7 +95,7 @@ class GlobalMemory:
                 position = int(np.flatnonzero(offsets & np.uint64(width - 1))[0])
                 address = int(addresses[chosen][position])
                 raise FaultError(
-                    lane_at(lanes, lane_at(chosen, position)), f"address {address:#x} is no multiple of {width}"
+                    lane_at(lanes, lane_at(chosen, position)), f"address {address:#x} is not a multiple of {width}"
                 )
             number = int(owner) - 1
             last = len(self._bytes[number]) - width if 0 <= number < len(self._bytes) else -1

@@ -1,4 +1,4 @@
-"""The blocks that run, and what their threads know of their place in the grid."""
+"""The blocks of a launch that run, and the special registers of their threads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Dimensions = tuple[int, int, int]
 def chosen_blocks(
     grid: Dimensions, blocks: Sequence[Dimensions] | NDArray[Any] | None, cluster: Dimensions = (1, 1, 1)
 ) -> NDArray[np.int64]:
-    """[blocks, 3]: those chosen, or all; the blocks of a cluster side by side, in the order of their ranks.
+    """The chosen blocks, or all [blocks, 3]; the blocks of a cluster are neighbours, in the order of their ranks.
 
-    Raises EmulationError for a grid or a block that no launch has, and for a part of a cluster.
+    Raises EmulationError for a grid that no GPU takes, a block outside the grid, and an incomplete cluster.
     """
     if any(size > most for size, most in zip(grid, MOST_BLOCKS, strict=True)):
         raise EmulationError(f"a grid of {grid}: no GPU takes more than {MOST_BLOCKS} blocks")
@@ -32,7 +32,7 @@ def chosen_blocks(
         chosen = np.array([(i, j, k) for k, j, i in itertools.product(z, y, x)], dtype=np.int64).reshape(-1, 3)
     else:
         chosen = np.asarray(blocks, dtype=np.int64).reshape(-1, 3)
-        # Blocks of one K group, which lie on z, run one stream: side by side they are one window of the lanes.
+        # Blocks of one K group have one z and run the same code: as neighbours they are one window of lanes.
         chosen = chosen[np.lexsort(chosen.T)]
     if cluster != (1, 1, 1):
         chosen = _by_cluster(grid, chosen, cluster)
@@ -53,7 +53,7 @@ def _by_cluster(grid: Dimensions, chosen: NDArray[np.int64], cluster: Dimensions
 
 
 def special_registers(grid: Dimensions, block: Dimensions, blocks: NDArray[np.int64]) -> dict[str, Lanes]:
-    """What %tid, %ctaid and the like are for each lane of these blocks [blocks, 3], block after block."""
+    """%tid, %ctaid, %ntid, %nctaid and %laneid of each lane of these blocks [blocks, 3], block after block."""
     x, y, _ = block
     lanes = len(blocks) * prod(block)
     thread = np.arange(lanes) % prod(block)
@@ -68,6 +68,6 @@ def special_registers(grid: Dimensions, block: Dimensions, blocks: NDArray[np.in
 
 
 def place(special: Mapping[str, Lanes], lane: int) -> str:
-    """A lane in words."""
+    """A lane as an error message names it."""
     thread, block = (tuple(int(special[f"%{name}.{axis}"][lane]) for axis in "xyz") for name in ("tid", "ctaid"))
     return f"thread {thread} of block {block}"

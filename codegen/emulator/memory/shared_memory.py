@@ -1,4 +1,4 @@
-"""Shared memory of every block, and the asynchronous copies into it."""
+"""The shared memory of every block, and asynchronous copies into it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from codegen.emulator.alu.arithmetic import Lanes
 from codegen.emulator.faults import FaultError
 from codegen.emulator.memory.global_memory import Selection, lane_at
-from codegen.emulator.ptx.registers import JUNK
+from codegen.emulator.memory.uninitialized import JUNK
 
 BASE: Final = 1024
-"""Address of the first byte, as on a GPU, whose first kilobyte is its own: address 0 is an error."""
+"""Address of the first byte. A GPU reserves the first kilobyte, so address 0 is an error."""
 
 _GRAIN = 16
 _NOBODY = -1
@@ -24,19 +24,18 @@ _NOBODY = -1
 class SharedMemory:
     """One window of `size` bytes per block.
 
-    It knows of each byte whether it was written since the block began, and by which lane since the last barrier: to
-    read what was never written, or what another lane wrote with no barrier in between, is a FaultError.
+    Reading a byte that was never written, or that another lane wrote without a barrier in between, is a FaultError.
     """
 
     def __init__(self, size: int, blocks: int, threads: int) -> None:
         self._size = size
         self.threads = threads
-        """Of a block."""
+        """Threads per block."""
         stride = max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
         data = np.full(blocks * stride // 4, JUNK[4], dtype=np.uint32)
         written = np.zeros(blocks * stride, dtype=np.uint8)
         writer = np.full(blocks * stride, _NOBODY, dtype=np.int32)
-        # Bytes written since the barrier of a cluster: to be read by its own block only.
+        # Bytes written since the last cluster barrier, which only their own block may read.
         self._private = np.zeros(blocks * stride, dtype=np.bool_)
         block = np.repeat(np.arange(blocks, dtype=np.int64), threads)
         self._lanes = np.arange(blocks * threads, dtype=np.int32)
@@ -48,7 +47,7 @@ class SharedMemory:
         self._stride = stride
         self._unpublished = False
         self._grain = 4
-        """Bytes of the smallest store so far: what is written is written in pieces of at least that."""
+        """Bytes of the smallest store so far."""
 
     def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
         """Reads `count` elements of `size` bytes."""
@@ -56,26 +55,26 @@ class SharedMemory:
         return [self._read(first + i if i else first, lanes, size) for i in range(count)]
 
     def store(self, addresses: Lanes, lanes: Selection, size: int, values: Sequence[Lanes]) -> None:
-        """Writes elements of `size` bytes; of lanes that share an address the last one wins."""
+        """Writes elements of `size` bytes; of several lanes at one address, the last one wins."""
         first = self._locate(addresses, lanes, size, len(values))
         self._grain = min(self._grain, size)
         for i, value in enumerate(values):
             self._write(first + i, lanes, size, value)
 
     def publish(self) -> None:
-        """A barrier: every lane sees what the others wrote."""
+        """Block barrier: every lane may read what the others wrote."""
         if self._unpublished:
             self._writer[1].fill(_NOBODY)
             self._unpublished = False
 
     def publish_to_cluster(self) -> None:
-        """The barrier of a cluster: its other blocks see what was written."""
+        """Cluster barrier: the other blocks may read what was written."""
         self._private.fill(False)
 
     def load_of(
         self, blocks: NDArray[np.int64], addresses: Lanes, lanes: Selection, size: int, count: int
     ) -> list[Lanes]:
-        """Reads as `load` does, of these blocks instead of the lanes' own."""
+        """Reads `count` elements of `size` bytes from these blocks [lanes] instead of the lanes' own."""
         own = self._locate(addresses, lanes, size, count)
         first = own - self._origin[size][lanes] + blocks * (self._stride // size)
         for i in range(count):
@@ -89,7 +88,7 @@ class SharedMemory:
         return [self._read(first + i, lanes, size) for i in range(count)]
 
     def begin_copy(self, addresses: Lanes, lanes: Selection, size: int) -> NDArray[np.int64]:
-        """Makes the target of a copy undefined until it lands; gives its first words."""
+        """Makes the target of a copy undefined until it lands. Returns the index of each lane's first word."""
         first = self._locate(addresses, lanes, 4, size // 4)
         for i in range(size // 4):
             self._data[4][first + i] = JUNK[4]
@@ -97,18 +96,18 @@ class SharedMemory:
         return first
 
     def land(self, first: NDArray[np.int64], lanes: NDArray[np.intp], words: Lanes) -> None:
-        """Writes what a copy brought: `words` [lanes, words] from the word `first` on."""
+        """Writes the data of a copy, `words` [lanes, words], from the word `first` [lanes] on."""
         for i in range(words.shape[1]):
             self._write(first + i, lanes, 4, words[:, i])
 
     def _locate(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> NDArray[np.int64]:
-        """The elements meant by addresses in the window, which wrap around below it."""
+        """Indices of the elements at these addresses. An address below the window wraps around and is out of range."""
         width = size * count
         offsets = addresses - addresses.dtype.type(BASE)
         if np.bitwise_or.reduce(offsets) & offsets.dtype.type(width - 1):
             position = int(np.flatnonzero(offsets & offsets.dtype.type(width - 1))[0])
             address = int(addresses[position])
-            raise FaultError(lane_at(lanes, position), f"shared address {address:#x} is no multiple of {width}")
+            raise FaultError(lane_at(lanes, position), f"shared address {address:#x} is not a multiple of {width}")
         last = self._size - width
         if last < 0 or offsets.max(initial=0) > last:
             position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
@@ -120,7 +119,7 @@ class SharedMemory:
 
     def _read(self, index: NDArray[np.int64], lanes: Selection, size: int) -> Lanes:
         values = self._data[size].take(index)
-        # Only where a piece of the value is junk can it matter whether it was written; a byte has no telling value.
+        # Only a value that looks like junk may be unwritten; single bytes are always checked.
         grain = min(size, self._grain)
         if grain == 1 or (values.view(f"u{grain}") == JUNK[grain]).any():
             unwritten = self._written[size][index] != _all_written(size)
@@ -164,7 +163,7 @@ class _Copy:
 
     lanes: NDArray[np.intp]
     group: NDArray[np.int64]
-    """Per lane: how many groups it had committed before."""
+    """[lanes]: groups that each lane had committed before."""
     first: NDArray[np.int64]
     words: NDArray[np.uint32]
 
@@ -173,7 +172,7 @@ class _Copy:
 
 
 class AsyncCopies:
-    """The copies in flight. They land at the latest moment that PTX allows: when their lane waits for their group."""
+    """The copies in flight. They land as late as PTX allows: when their lane waits for their group."""
 
     def __init__(self, shared: SharedMemory, lanes: int) -> None:
         self._shared = shared
@@ -190,7 +189,7 @@ class AsyncCopies:
         self._committed[lanes] += 1
 
     def wait(self, lanes: Selection, keep: int) -> None:
-        """Lands all but the lanes' `keep` latest groups."""
+        """Lands the lanes' copies except those of their `keep` latest groups."""
         limit = np.full(len(self._committed), np.iinfo(np.int64).min)
         limit[lanes] = self._committed[lanes] - keep
         pending, self._pending = self._pending, []
@@ -203,6 +202,6 @@ class AsyncCopies:
                 self._pending.append(copy.part(~ready))
 
     def wait_all(self, lanes: Selection) -> None:
-        """Lands every copy of the lanes, also of a group that has not ended."""
+        """Lands every copy of the lanes, also of an uncommitted group."""
         self.commit(lanes)
         self.wait(lanes, 0)

@@ -1,13 +1,16 @@
 """Runs generated PTX on the CPU, all threads at once as NumPy arrays: verification without a GPU.
 
-Every lane has its own place in the program, its own registers and its block's shared memory. What no program may do
-is an EmulationError that names the line, the instruction, the thread and the reason: an access outside of the
-arguments' arrays or misaligned, a barrier that only a part of the block reaches, shared memory that is read before it
-was written, before its `cp.async` was waited for, or without a barrier after another thread wrote it.
+Every lane has its own program counter, its own registers and its block's shared memory. An error of the program
+raises an EmulationError that names the line, the instruction, the thread and the reason:
 
-What it does not see: code that none of the chosen blocks reaches, of which only the opcodes are read; a thread that
-overwrites shared memory before others have read it (the lanes run in step); and races in global memory, unless one of
-the orders that are drawn (`interleaving`) meets them. A NaN is a NaN: its bits are NumPy's.
+- an access outside the arguments' arrays, or a misaligned one
+- a barrier that only a part of the block reaches
+- shared memory that is read before it was written, before its `cp.async` was waited for, or without a barrier after
+  another thread wrote it
+
+Not detected: errors in code that none of the chosen blocks reaches; a thread that overwrites shared memory before
+others have read it, as the lanes run in step; races in global memory, unless a random order (`interleaving`) shows
+them. The bits of a NaN are NumPy's.
 """
 
 from __future__ import annotations
@@ -32,31 +35,26 @@ from codegen.emulator.memory.shared_memory import BASE, AsyncCopies, SharedMemor
 from codegen.emulator.ptx.random_schedule import InterleavedSchedule
 from codegen.emulator.ptx.registers import Registers
 from codegen.emulator.ptx.schedule import Schedule
-from codegen.emulator.ptx.state import Machine
+from codegen.emulator.ptx.state import State
 from codegen.errors import EmulationError
 from codegen.ptx.module import Entry, Module, Parameter, parse_module
 
 Argument = NDArray[Any] | int | float
 
 INSTRUCTION_LIMIT: Final = 5_000_000
-"""Instructions of one run, each over all its lanes, before a loop is taken for endless."""
+"""Instructions of one run, each over all its lanes, after which a loop counts as endless."""
 
 _MEMORY_BYTES: Final = 1 << 30
-"""For the registers and shared memory of the blocks that run together."""
+"""Memory for the registers and shared memory of the blocks that run together."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was run."""
+    """The instructions that a run executed."""
 
     executed: Mapping[str, int]
-    """Opcode, with its suffixes, to how often it was run: once per thread whose predicate held."""
+    """Executions of each opcode with its suffixes, once for each thread whose predicate held."""
     threads: int
-
-    def per_thread(self, name: str) -> float:
-        """How often a thread ran an instruction on average; `fma` stands for `fma.rn.f32` too."""
-        runs = sum(count for opcode, count in self.executed.items() if f"{opcode}.".startswith(f"{name}."))
-        return runs / self.threads
 
 
 def run(
@@ -70,12 +68,11 @@ def run(
     instruction_limit: int = INSTRUCTION_LIMIT,
     interleaving: int | None = None,
 ) -> Trace:
-    """Launches a kernel; arrays are its pointers and are changed in place, numbers are its scalars.
+    """Launches a kernel. Arrays are its pointers and are changed in place, numbers are its scalars.
 
-    `shared_bytes` is the dynamic shared memory; `blocks` are the only blocks to run, [n, 3]; `kernel` may be left out
-    if the file has one. With a number for `interleaving`, warps go on in an order that is drawn from it: kernels whose
-    warps wait for one another need that, and each number is another order. Raises PtxError for a text that cannot be
-    read and EmulationError for everything else.
+    `shared_bytes` is the dynamic shared memory, `blocks` [n, 3] are the only blocks to run, `kernel` may be left out
+    if the file has only one. `interleaving` is a seed: warps run in a random order drawn from it, which kernels whose
+    warps wait for each other need. Raises PtxError for text that cannot be parsed, EmulationError for all else.
     """
     module = parse_module(ptx)
     entry = _entry(module, kernel)
@@ -92,14 +89,14 @@ def run(
     of_block = prod(block) * _lane_bytes(entry) + 7 * window_bytes
     together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
     if interleaving is not None and together < len(chosen):
-        raise EmulationError(f"only {together} of {len(chosen)} blocks fit at once, and they may wait for one another")
+        raise EmulationError(f"only {together} of {len(chosen)} blocks fit in memory, but they may wait for each other")
     executed: Counter[str] = Counter()
     for start in range(0, len(chosen), together):
         indices = chosen[start : start + together]
         lanes = len(indices) * prod(block)
         shared = SharedMemory(window_bytes, len(indices), prod(block))
         special = special_registers(grid, block, indices)
-        machine = Machine(
+        state = State(
             lanes=lanes,
             registers=Registers(entry.registers, special, symbols, lanes),
             parameters=parameters,
@@ -110,7 +107,7 @@ def run(
             clusters=Clusters(of_cluster, lanes, shared),
         )
         with np.errstate(all="ignore"):
-            given = machine, entry, prod(block), partial(place, special)
+            given = state, entry, prod(block), partial(place, special)
             schedule = Schedule(*given) if interleaving is None else InterleavedSchedule(*given, interleaving)
             schedule.run(instruction_limit)
         executed += schedule.executed()
@@ -127,7 +124,7 @@ def _entry(module: Module, kernel: str | None) -> Entry:
 
 
 def _bind(entry: Entry, arguments: Sequence[Argument]) -> tuple[list[NDArray[Any]], dict[str, bytes]]:
-    """The arrays by number, and the bytes of every parameter."""
+    """The arrays by buffer number, and the bytes of each parameter by name."""
     if len(arguments) != len(entry.parameters):
         raise EmulationError(f"{entry.name} takes {len(entry.parameters)} arguments, {len(arguments)} were given")
     buffers: list[NDArray[Any]] = []
@@ -152,12 +149,14 @@ def _scalar(parameter: Parameter, value: float) -> bytes:
     if dtype.kind == "f":
         return bytes(dtype.type(value).tobytes())
     if not isinstance(value, int | np.integer):
-        raise EmulationError(f"argument {parameter.name}: {value!r} is no integer, the parameter is .{parameter.type}")
+        raise EmulationError(
+            f"argument {parameter.name}: {value!r} is not an integer, but the type is .{parameter.type}"
+        )
     return (int(value) % (1 << 8 * dtype.itemsize)).to_bytes(dtype.itemsize, "little")
 
 
 def _layout(module: Module, entry: Entry, shared_bytes: int) -> tuple[dict[str, int], int]:
-    """The addresses of the shared variables, and the bytes of shared memory: extern ones begin where the others end."""
+    """Addresses of the shared variables, and the bytes of shared memory. Extern variables follow all others."""
     variables = [each for each in (*module.variables, *entry.variables) if each.space == "shared"]
     symbols, end = {}, 0
     for variable in sorted(variables, key=lambda each: each.extern):

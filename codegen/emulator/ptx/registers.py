@@ -1,23 +1,21 @@
-"""The registers of all lanes: one array per register, which operands are views of."""
+"""The registers of all lanes: one array for each register; operands are views of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from codegen.emulator.alu.arithmetic import DTYPES, Lanes
 from codegen.emulator.faults import UnsupportedError
+from codegen.emulator.memory.uninitialized import JUNK
 from codegen.ptx.instruction import Immediate, Operand, Register, Symbol
-
-JUNK: Final = {1: 0xDC, 2: 0xFFDC, 4: 0xFFDCFFDC, 8: 0xFFDCFFDCFFDCFFDC}
-"""What is where nothing was written: by size in bytes; NaN as a float of any size, and as two of half the size."""
 
 
 class Registers:
-    """Rows of `lanes` values; a row is allocated when it is first named and holds junk until it is written."""
+    """Rows of `lanes` values, allocated when first named; a row holds junk until it is written."""
 
     def __init__(
         self, types: Mapping[str, str], special: Mapping[str, Lanes], symbols: Mapping[str, int], lanes: int
@@ -32,13 +30,13 @@ class Registers:
         self._window = slice(0, lanes)
 
     def window(self, lanes: slice) -> Registers:
-        """The same registers, but of some lanes only."""
+        """These registers for some lanes only, in the same memory."""
         part = copy(self)
         part._views, part._typed, part._window = {}, {}, lanes
         return part
 
     def row(self, name: str) -> Lanes:
-        """The bits of a register, or booleans. Raises UnsupportedError if nothing declares it."""
+        """The bits of a register, or booleans. Raises UnsupportedError for an undeclared one."""
         if (view := self._views.get(name)) is None:
             view = self._views[name] = self._row(name)[self._window]
         return view
@@ -54,13 +52,13 @@ class Registers:
         return row
 
     def source(self, operand: Operand, kind: str, *, narrowing: bool = False) -> Lanes | Any:
-        """An operand read as type `kind`: a view that stays current, or a scalar.
+        """An operand read as type `kind`: a view that shows later writes too, or a scalar.
 
-        `narrowing` allows registers wider than the type, whose upper bits are not read.
+        `narrowing` allows registers wider than the type, whose upper bits are ignored.
         """
         if isinstance(operand, Register):
             if operand.negated:
-                raise UnsupportedError("a negated predicate here")
+                raise UnsupportedError("unexpected negated predicate")
             if not narrowing:
                 return self._exact(operand, kind)
             row, dtype = self.row(operand.name), DTYPES[kind]
@@ -74,12 +72,12 @@ class Registers:
             if operand.name not in self._symbols:
                 raise UnsupportedError(f"{operand.name} is not a shared variable")
             return DTYPES[kind].type(self._symbols[operand.name])
-        raise UnsupportedError("such an operand here")
+        raise UnsupportedError("unexpected operand")
 
     def destination(self, operand: Operand, kind: str, *, widening: bool = False) -> Lanes:
-        """A register to write values of type `kind` to; `widening` allows wider ones, which take the extended value."""
+        """A register to write values of type `kind` to; `widening` allows wider registers, for the extended value."""
         if not isinstance(operand, Register) or operand.name in self._special:
-            raise UnsupportedError("a destination that is no register")
+            raise UnsupportedError("a destination must be a register")
         if not widening:
             return self._exact(operand, kind)
         row, dtype = self.row(operand.name), DTYPES[kind]
@@ -88,7 +86,7 @@ class Registers:
         return self._exact(operand, kind)
 
     def _exact(self, register: Register, kind: str) -> Lanes:
-        # Kept, as thousands of instructions name the same few registers.
+        # Cached, as thousands of instructions name the same few registers.
         if (view := self._typed.get((register.name, kind))) is None:
             view = self._typed[register.name, kind] = self._view_as(register, kind)
         return view
@@ -96,14 +94,14 @@ class Registers:
     def _view_as(self, register: Register, kind: str) -> Lanes:
         row, dtype = self.row(register.name), DTYPES[kind]
         if row.dtype.itemsize != dtype.itemsize or (row.dtype.kind == "b") != (kind == "pred"):
-            raise UnsupportedError(f"{register.name} as .{kind}, which it is not declared as")
+            raise UnsupportedError(f"{register.name} read as .{kind}, but declared as another type")
         return row.view(dtype)
 
 
 def _constant(immediate: Immediate, kind: str) -> Any:
     dtype = DTYPES[kind]
     if "16" in kind and "f" in kind:
-        raise UnsupportedError(f"a number as .{kind}: PTX has these in registers only")
+        raise UnsupportedError(f"an immediate as .{kind}: PTX has these in registers only")
     if kind == "pred":
         return np.bool_(immediate.value != 0)
     bits = 8 * dtype.itemsize

@@ -1,4 +1,4 @@
-"""An entry as segments of straight code, and the order in which the lanes run them."""
+"""Segments of straight-line code, and the order in which the lanes run them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.emulator.alu.arithmetic import Mask
 from codegen.emulator.faults import FaultError, UnsupportedError
-from codegen.emulator.ptx.state import Machine, Mask, Step, expect
+from codegen.emulator.ptx.state import State, Step, expect
 from codegen.emulator.ptx.steps import guard, make_step
 from codegen.errors import EmulationError
 from codegen.ptx.instruction import Immediate, Instruction, Symbol
@@ -23,44 +24,44 @@ EXITED: Final = 2**31 - 1
 
 _Control = Literal["branch", "barrier", "cluster", "exit"]
 Window = tuple[int, int]
-"""First lane and end of whole blocks."""
+"""First lane and end of a range of whole blocks."""
 
 
 @dataclass
 class Segment:
-    """Instructions that run one after the other; only the last may be a branch, a barrier or an end."""
+    """Straight-line code: only the last instruction may be a branch, a barrier or an exit."""
 
     start: int
     end: int
-    """End of the segment among the entry's instructions."""
+    """Index after its last instruction among the entry's."""
     control: _Control | None = None
-    """What the last instruction is, if it is none of the steps."""
+    """The kind of its last instruction, if that is not a step."""
     steps: dict[Window, list[Step]] = field(default_factory=dict)
-    """Steps kept for each window that ran it; empty after its first run, for most run once."""
+    """Steps for each window that ran it; an empty list after the first run, as most segments run once."""
     runs: int = 0
-    """Lanes that ran it, over all times."""
+    """Lanes that ran it, summed over its runs."""
 
 
 class Schedule:
-    """Runs the lanes whose next segment comes first in the text, so that lanes which parted meet again.
+    """Runs the lanes whose next segment comes first in the text, so that diverged lanes meet again.
 
-    A segment is decoded when it is run, for the window from the first block that runs it to the last: what no lane
-    reaches costs nothing, and the stream of one K group costs what its own blocks are.
+    A segment is decoded when it runs, for the window from the first block that runs it to the last. Code that no lane
+    reaches costs nothing, and the code of a K group costs only as much as its own blocks.
     """
 
-    def __init__(self, machine: Machine, entry: Entry, threads: int, place: Callable[[int], str]) -> None:
-        self._machine = machine
-        self._windows: dict[Window, Machine] = {}
+    def __init__(self, state: State, entry: Entry, threads: int, place: Callable[[int], str]) -> None:
+        self._state = state
+        self._windows: dict[Window, State] = {}
         self._controls: dict[int, Instruction] = {}
         self._threads = threads
         self._place = place
         self._entry = entry
         self._segments = _segments(entry)
         self._numbers = {segment.start: number for number, segment in enumerate(self._segments)}
-        self._next: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
-        self._barrier: NDArray[np.int32] = np.zeros(machine.lanes, dtype=np.int32)
+        self._next: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
+        self._barrier: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
         self._begun = 0
-        """Instructions, each over all its lanes."""
+        """Instructions run so far, each over all its lanes."""
         self._waits_for_cluster = np.array([segment.control == "cluster" for segment in self._segments])
 
     def run(self, limit: int) -> None:
@@ -72,8 +73,8 @@ class Schedule:
                 self._run(number, self._next == number, limit)
 
     def executed(self) -> Counter[str]:
-        """How often each opcode was run, counted once per lane."""
-        counts, instructions = Counter(self._machine.predicated), self._entry.instructions
+        """Executions of each opcode, counted once per lane."""
+        counts, instructions = Counter(self._state.predicated), self._entry.instructions
         for segment in self._segments:
             for number in range(segment.start, segment.end if segment.runs else segment.start):
                 if not instructions.guarded(number):
@@ -81,7 +82,7 @@ class Schedule:
         return +counts
 
     def _run(self, number: int, active: NDArray[np.bool_], limit: int) -> None:
-        """Runs a segment for these lanes, which are at it."""
+        """Runs a segment for the active lanes."""
         segment = self._segments[number]
         self._begun += segment.end - segment.start
         if self._begun > limit:
@@ -90,15 +91,15 @@ class Schedule:
                 "loop around this one does not end, or the limit needs to be raised"
             )
         lanes = self._window(active)
-        if (machine := self._windows.get(lanes)) is None:
-            machine = self._windows[lanes] = self._machine.window(*lanes)
+        if (state := self._windows.get(lanes)) is None:
+            state = self._windows[lanes] = self._state.window(*lanes)
         active = active[slice(*lanes)]
         count = int(np.count_nonzero(active))
         segment.runs += count
-        mask: Mask = None if count == machine.lanes else active
+        mask: Mask = None if count == state.lanes else active
         position = segment.start
         try:
-            for step in self._steps(segment, lanes, machine):
+            for step in self._steps(segment, lanes, state):
                 step(mask)
                 position += 1
         except FaultError as fault:
@@ -107,10 +108,10 @@ class Schedule:
         following = number + 1 if number + 1 < len(self._segments) else EXITED
         np.copyto(self._next[slice(*lanes)], np.int32(following), where=active)
         if segment.control is not None:
-            self._run_control(segment.control, number, machine, active)
+            self._run_control(segment.control, number, state, active)
 
-    def _run_control(self, control: _Control, number: int, machine: Machine, active: NDArray[np.bool_]) -> None:
-        lanes = slice(machine.first, machine.first + machine.lanes)
+    def _run_control(self, control: _Control, number: int, state: State, active: NDArray[np.bool_]) -> None:
+        lanes = slice(state.first, state.first + state.lanes)
         instruction = self._last(number)
         destination = {"barrier": WAITING, "cluster": WAITING, "exit": EXITED}.get(control)
         try:
@@ -119,26 +120,26 @@ class Schedule:
             if destination is None:
                 destination = self._target(instruction)
             if instruction.predicate is not None:
-                active = guard(machine, instruction.predicate)() & active
-                machine.predicated[instruction.opcode] += int(np.count_nonzero(active))
+                active = guard(state, instruction.predicate)() & active
+                state.predicated[instruction.opcode] += int(np.count_nonzero(active))
         except UnsupportedError as reason:
             raise EmulationError(f"{_at(instruction)}: {reason}") from None
         if destination == WAITING:
             np.copyto(self._barrier[lanes], np.int32(number), where=active)
         if control == "cluster":
-            self._check_wait(instruction, np.flatnonzero(active) + machine.first)
+            self._check_wait(instruction, np.flatnonzero(active) + state.first)
         np.copyto(self._next[lanes], np.int32(destination), where=active)
         if control == "exit":
-            self._machine.clusters.end(self._next == EXITED)
+            self._state.clusters.end(self._next == EXITED)
 
     def _check_wait(self, instruction: Instruction, lanes: NDArray[np.intp]) -> None:
         try:
-            self._machine.clusters.check_wait(lanes)
+            self._state.clusters.check_wait(lanes)
         except FaultError as fault:
             raise EmulationError(f"{_at(instruction)}: {self._place(fault.lane)}: {fault}") from None
 
     def _last(self, number: int) -> Instruction:
-        """The control of a segment; it is read once, as loops come back to it."""
+        """The last instruction of a segment, decoded once, as loops come back to it."""
         if (instruction := self._controls.get(number)) is None:
             instruction = self._controls[number] = self._entry.instructions[self._segments[number].end - 1]
         return instruction
@@ -148,18 +149,18 @@ class Schedule:
         first, last = int(active.argmax()), len(active) - 1 - int(active[::-1].argmax())
         return first // self._threads * self._threads, (last // self._threads + 1) * self._threads
 
-    def _steps(self, segment: Segment, lanes: Window, machine: Machine) -> Iterable[Step]:
-        """All but the control. Most code is run once: the steps are kept from the second time on only."""
+    def _steps(self, segment: Segment, lanes: Window, state: State) -> Iterable[Step]:
+        """The steps of a segment without its control. They are kept from the second run on, as most code runs once."""
         if kept := segment.steps.get(lanes):
             return kept
-        steps = (self._step(i, machine) for i in range(segment.start, segment.end - (segment.control is not None)))
+        steps = (self._step(i, state) for i in range(segment.start, segment.end - (segment.control is not None)))
         segment.steps[lanes] = list(steps) if lanes in segment.steps else []
         return segment.steps[lanes] or steps
 
-    def _step(self, number: int, machine: Machine) -> Step:
+    def _step(self, number: int, state: State) -> Step:
         instruction = self._entry.instructions[number]
         try:
-            return make_step(machine, instruction)
+            return make_step(state, instruction)
         except UnsupportedError as reason:
             raise EmulationError(f"{_at(instruction)}: {reason}") from None
 
@@ -170,9 +171,9 @@ class Schedule:
         return self._numbers[self._entry.labels[label.name]]
 
     def _release_barriers(self, waiting: NDArray[np.bool_]) -> None:
-        """These lanes wait, and none of their blocks can run: right if those of a block wait at one place."""
+        """Releases waiting lanes of blocks in which no lane can run. All of a block must wait at one barrier."""
         of_cluster = waiting & self._waits_for_cluster[self._barrier]
-        if of_cluster.any() and (passing := self._machine.clusters.passing(of_cluster, self._next == EXITED)).any():
+        if of_cluster.any() and (passing := self._state.clusters.passing(of_cluster, self._next == EXITED)).any():
             self._go_on(passing)
             return
         at = np.where(waiting, self._barrier, WAITING).reshape(-1, self._threads)
@@ -191,7 +192,7 @@ class Schedule:
             reason = "only a part of its cluster arrives at this barrier"
             raise EmulationError(f"{_at(here)}: {self._place(lane)}: {reason}")
         self._go_on(waiting & ~of_cluster)
-        self._machine.shared.publish()
+        self._state.shared.publish()
 
     def _go_on(self, lanes: NDArray[np.bool_]) -> None:
         following = self._barrier + 1

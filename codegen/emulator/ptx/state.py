@@ -1,4 +1,4 @@
-"""What the steps of one run work on."""
+"""The state of the lanes of a PTX run: registers and memories."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from codegen.emulator.alu.arithmetic import Mask
 from codegen.emulator.alu.fused import FusedMultiplyAdd
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.memory.clusters import Clusters
@@ -17,16 +17,13 @@ from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
 from codegen.emulator.ptx.registers import Registers
 from codegen.ptx.instruction import Operand
 
-Mask = NDArray[np.bool_] | None
-"""The lanes that run; None is all of them."""
-
 Step = Callable[[Mask], None]
-"""One instruction over all lanes of a mask, its operands bound to their arrays."""
+"""Runs one instruction for all lanes of a mask; its operands are bound to their arrays."""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The state of the lanes: block after block, and within a block x fastest; or a window on some of them."""
+class State:
+    """The lanes of all blocks, or a window of them: block after block, x fastest within a block."""
 
     lanes: int
     registers: Registers
@@ -37,19 +34,19 @@ class Machine:
     fused: FusedMultiplyAdd
     clusters: Clusters
     predicated: Counter[str] = field(default_factory=Counter)
-    """Opcodes run under a predicate, counted once per lane."""
+    """Executions of predicated opcodes, counted once per lane."""
     first: int = 0
-    """First lane of a window: memory knows lanes by their number among all."""
+    """First lane of the window, as memories number the lanes of all blocks."""
 
-    def window(self, first: int, end: int) -> Machine:
-        """The same machine, but its registers are those of lanes `first` to `end` only."""
+    def window(self, first: int, end: int) -> State:
+        """This state for the lanes `first` to `end` only."""
         if (first, end) == (self.first, self.first + self.lanes):
             return self
         registers, fused = self.registers.window(slice(first, end)), self.fused.window(end - first)
         return replace(self, lanes=end - first, first=first, registers=registers, fused=fused)
 
     def among_all(self, chosen: Selection) -> Selection:
-        """Lanes of this window by their numbers among all."""
+        """Lanes of this window, numbered among all lanes."""
         if isinstance(chosen, slice):
             return slice(self.first, self.first + self.lanes)
         return chosen + self.first if self.first else chosen
@@ -61,7 +58,7 @@ def selected(mask: Mask) -> Selection:
 
 
 def expect(operands: tuple[Operand, ...], count: int) -> tuple[Operand, ...]:
-    """The operands, if there are as many as that."""
+    """The operands. Raises UnsupportedError unless there are `count`."""
     if len(operands) != count:
         raise UnsupportedError(f"{len(operands)} operands, {count} expected")
     return operands

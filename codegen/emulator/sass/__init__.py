@@ -1,1 +1,1 @@
-"""The emulator of machine code."""
+"""The emulator of sm_90 machine code."""

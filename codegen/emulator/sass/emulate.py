@@ -1,8 +1,8 @@
 """Runs a cubin's words on the CPU, all threads at once as NumPy arrays: verification of machine code without a GPU.
 
-It knows the instructions that ptxas makes of the farm's kernels for sm_90 and refuses all others by name, also a bit
-of a word that it does not know. Memory is that of the PTX emulator, and so is what no program may do with it. It takes
-every result as there at once: whether the words wait for what they use is checked by `sass/verify`.
+It supports the instructions that ptxas uses in the farm's kernels for sm_90, and refuses every other instruction and
+every bit that it does not understand. Memory and its errors are those of the PTX emulator. Results arrive at once:
+whether the words wait for them is checked by `codegen/sass/verify`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from codegen.emulator.memory.grid import Dimensions, chosen_blocks, place, speci
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
 from codegen.emulator.sass.floats import FLOATS
 from codegen.emulator.sass.integers import INTEGERS, Run
-from codegen.emulator.sass.memory_ops import ACCESSES, STACK_END
-from codegen.emulator.sass.state import Core, Instruction, Memories
+from codegen.emulator.sass.memory_ops import MEMORY_OPS, STACK_END
+from codegen.emulator.sass.state import Instruction, Memories, State
 from codegen.errors import EmulationError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.branches import branch_distances
@@ -34,17 +34,17 @@ from codegen.sass.isa.opcodes import BAR, BRA, BRX, EXIT, UCGABAR_WAIT
 ARCHITECTURE: Final = 90
 KNOWN_ARCH: Final = f"sm_{ARCHITECTURE}"
 WORD_LIMIT: Final = 5_000_000
-"""Words of one run, each over all its lanes, before a loop is taken for endless."""
+"""Words of one run, each over all its lanes, after which a loop counts as endless."""
 
 _MEMORY_BYTES: Final = 1 << 30
 _DONE: Final = 2**31 - 1
 _WAITING: Final = 2**31 - 2
 _CONTROL: Final = (BRA, EXIT, BAR, BRX, UCGABAR_WAIT)
 _BLOCK_SIZE, _GRID_SIZE, _STACK_POINTER, _DESCRIPTOR = 0, 0xC, 0x28, 0x208
-"""Places in constant bank 0."""
+"""Offsets in constant bank 0."""
 _PARAMETERS_AT, _PARAMETER, _FRAME_SIZE = 0x0A, 0x17, 0x11
-"""Attributes."""
-_RUNS: Final[dict[str, Run]] = {**INTEGERS, **FLOATS, **ACCESSES}
+"""Numbers of attributes of a cubin."""
+_RUNS: Final[dict[str, Run]] = {**INTEGERS, **FLOATS, **MEMORY_OPS}
 
 
 def run(
@@ -56,13 +56,13 @@ def run(
     blocks: Sequence[Dimensions] | NDArray[Any] | None = None,
     word_limit: int = WORD_LIMIT,
 ) -> None:
-    """Launches the kernel; arrays are its pointers and are changed in place, numbers are its int32s.
+    """Launches the kernel. Arrays are its pointers and are changed in place, numbers are its int32s.
 
-    `shared_bytes` is the dynamic shared memory; `blocks` are the only blocks to run, [n, 3]. Raises EmulationError,
-    which names the word, the instruction's opcode and the reason.
+    `shared_bytes` is the dynamic shared memory, `blocks` [n, 3] are the only blocks to run. Raises EmulationError,
+    which names the word, its opcode and the reason.
     """
     if cubin.capability != ARCHITECTURE:
-        raise EmulationError(f"machine code for sm_{cubin.capability}: this emulator knows sm_{ARCHITECTURE}'s")
+        raise EmulationError(f"machine code for sm_{cubin.capability}: the emulator supports sm_{ARCHITECTURE} only")
     chosen, of_cluster = chosen_blocks(grid, blocks, cubin.cluster), prod(cubin.cluster)
     buffers, constants, known = _constants(cubin, grid, block, arguments)
     stack_bytes = _stack_bytes(cubin)
@@ -79,18 +79,18 @@ def run(
         special = special_registers(grid, block, indices)
         special["%cluster_ctarank"] = (np.arange(lanes) // prod(block) % of_cluster).astype(np.uint32)
         with np.errstate(all="ignore"):
-            _Run(cubin, Core(lanes, memories, special, ARCHITECTURE), prod(block)).until_all_ended(word_limit)
+            _Run(cubin, State(lanes, memories, special, ARCHITECTURE), prod(block)).until_all_ended(word_limit)
 
 
 def is_known(arch: str) -> bool:
-    """Whether this emulator runs cubins for an architecture: sm_90, and sm_90a, whose own instructions are not used."""
+    """Whether the emulator runs cubins for an architecture: sm_90, or sm_90a without its own instructions."""
     return arch.rstrip("a") == KNOWN_ARCH
 
 
 def _constants(
     cubin: CubinFile, grid: Dimensions, block: Dimensions, arguments: Sequence[NDArray[Any] | int]
 ) -> tuple[list[NDArray[Any]], NDArray[np.uint8], NDArray[np.bool_]]:
-    """The arrays by number, constant bank 0, and which of its bytes are known."""
+    """The arrays by buffer number, constant bank 0, and which of its bytes are known."""
     attributes = cubin.attributes
     (first, size) = next(
         struct.unpack_from("<HH", each.data, 4) for each in attributes if each.number == _PARAMETERS_AT
@@ -112,7 +112,7 @@ def _constants(
     for (_, offset, _), argument in zip(parameters, arguments, strict=True):
         if isinstance(argument, np.ndarray):
             if not argument.flags.c_contiguous:
-                raise EmulationError("an array that is an argument must be contiguous")
+                raise EmulationError("an array argument must be contiguous")
             put(first + offset, struct.pack("<Q", GlobalMemory.address(len(buffers))))
             buffers.append(argument)
         else:
@@ -126,20 +126,20 @@ def _stack_bytes(cubin: CubinFile) -> int:
 
 
 class _Run:
-    """Runs the lanes whose next word comes first in the code, so that lanes which parted meet again."""
+    """Runs the lanes whose next word comes first in the code, so that diverged lanes meet again."""
 
-    def __init__(self, cubin: CubinFile, core: Core, threads: int) -> None:
+    def __init__(self, cubin: CubinFile, state: State, threads: int) -> None:
         words = cubin.words
-        self._kernel, self._core, self._threads = cubin.kernel, core, threads
+        self._kernel, self._state, self._threads = cubin.kernel, state, threads
         self._words = [Instruction(low | high << 64) for low, high in words.tolist()]
         self._opcodes = OPCODE.get(words).tolist()
         self._distances = branch_distances(words, ARCHITECTURE).tolist()
         controls = np.flatnonzero(np.isin(OPCODE.get(words), _CONTROL))
         targets = [i + 1 + self._distances[i] // WORD_BYTES for i in controls.tolist() if self._opcodes[i] == BRA]
         self._ends = sorted({*(controls + 1).tolist(), *(t for t in targets if 0 < t < len(words)), len(words)})
-        """Where a straight piece of code ends: behind what goes elsewhere, and before what is gone to."""
-        self._next: NDArray[np.int32] = np.zeros(core.lanes, dtype=np.int32)
-        self._after_barrier: NDArray[np.int32] = np.zeros(core.lanes, dtype=np.int32)
+        """Ends of the basic blocks: after a control word, or before a branch target."""
+        self._next: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
+        self._after_barrier: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
         self._waits_for_cluster: NDArray[np.bool_] = OPCODE.get(words) == UCGABAR_WAIT
         self._checked: set[int] = set()
 
@@ -158,11 +158,11 @@ class _Run:
             self._run(start, end)
 
     def _run(self, start: int, end: int) -> None:
-        """The words from `start` to before `end`; only the last may go elsewhere."""
+        """Runs the words from `start` to before `end`; only the last may be a control word."""
         active = self._next == start
         first, last = int(active.argmax()), len(active) - 1 - int(active[::-1].argmax())
         first, beyond = first // self._threads * self._threads, (last // self._threads + 1) * self._threads
-        core, active = self._core.window(first, beyond), active[first:beyond]
+        state, active = self._state.window(first, beyond), active[first:beyond]
         everyone = None if active.all() else active
         upcoming = self._next[first:beyond]
         for number in range(start, end):
@@ -171,40 +171,40 @@ class _Run:
                 if number not in self._checked:
                     word.check_bits()
                     self._checked.add(number)
-                guard = word.guard(core)
+                guard = word.guard(state)
                 mask = everyone if guard is None else guard if everyone is None else guard & everyone
                 if opcode in _CONTROL:
                     np.copyto(upcoming, np.int32(end), where=active)
                     self._go(number, first, beyond, active if mask is None else mask)
                     return
                 if mask is None or mask.any():
-                    _RUNS[word.kind.name](core, word, mask)
+                    _RUNS[word.kind.name](state, word, mask)
             except FaultError as fault:
-                raise EmulationError(f"{self._at(number)}: {place(self._core.special, fault.lane)}: {fault}") from None
+                raise EmulationError(f"{self._at(number)}: {place(self._state.special, fault.lane)}: {fault}") from None
             except UnsupportedError as reason:
                 raise EmulationError(f"{self._at(number)}: {reason}") from None
         np.copyto(upcoming, np.int32(end), where=active)
 
     def _go(self, number: int, first: int, beyond: int, lanes: NDArray[np.bool_]) -> None:
-        """Branches, barriers and ends, for the lanes whose guard holds."""
+        """Runs a branch, barrier or exit for the lanes whose guard holds."""
         upcoming = self._next[first:beyond]
         match self._opcodes[number]:
             case opcode if opcode == BRA:
                 np.copyto(upcoming, np.int32(number + 1 + self._distances[number] // WORD_BYTES), where=lanes)
             case opcode if opcode == EXIT:
                 np.copyto(upcoming, np.int32(_DONE), where=lanes)
-                self._core.memories.clusters.end(self._next == _DONE)
+                self._state.memories.clusters.end(self._next == _DONE)
             case opcode if opcode in (BAR, UCGABAR_WAIT):
                 if opcode == UCGABAR_WAIT:
-                    self._core.memories.clusters.check_wait(np.flatnonzero(lanes) + first)
+                    self._state.memories.clusters.check_wait(np.flatnonzero(lanes) + first)
                 np.copyto(self._after_barrier[first:beyond], np.int32(number + 1), where=lanes)
                 np.copyto(upcoming, np.int32(_WAITING), where=lanes)
             case _:
                 raise UnsupportedError("a jump by a table")
 
     def _release(self) -> None:
-        """Nobody can run: who has not ended waits, which is right if all of a block wait at one place."""
-        waiting, clusters = self._next == _WAITING, self._core.memories.clusters
+        """Releases barriers when no lane can run. All waiting lanes of a block must wait at one barrier."""
+        waiting, clusters = self._next == _WAITING, self._state.memories.clusters
         of_cluster = waiting & self._waits_for_cluster[self._after_barrier - 1]
         if of_cluster.any() and (passing := clusters.passing(of_cluster, self._next == _DONE)).any():
             np.copyto(self._next, self._after_barrier, where=passing)
@@ -213,16 +213,16 @@ class _Run:
         foremost = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != foremost) & (at != _WAITING))).size:
             lane = int(elsewhere[0])
-            where = place(self._core.special, lane)
+            where = place(self._state.special, lane)
             raise EmulationError(
                 f"{self._at(int(self._after_barrier[lane]) - 1)}: {where} waits here, others elsewhere"
             )
         if (of_cluster == waiting).all():
             lane = int(np.flatnonzero(of_cluster)[0])
-            where, word = place(self._core.special, lane), int(self._after_barrier[lane]) - 1
+            where, word = place(self._state.special, lane), int(self._after_barrier[lane]) - 1
             raise EmulationError(f"{self._at(word)}: {where}: only a part of its cluster arrives at this barrier")
         np.copyto(self._next, self._after_barrier, where=waiting & ~of_cluster)
-        self._core.memories.shared.publish()
+        self._state.memories.shared.publish()
 
     def _at(self, number: int) -> str:
         return f"{self._kernel}, word {number} (opcode {self._opcodes[number]:#05x})"

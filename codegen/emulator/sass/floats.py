@@ -1,4 +1,4 @@
-"""What the words compute of float32, float16 and bfloat16."""
+"""Words that compute with float32, float16 and bfloat16."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from codegen.emulator.alu.arithmetic import Lanes, comparison, float_operation
+from codegen.emulator.alu.arithmetic import Lanes, Mask, comparison, float_operation
 from codegen.emulator.alu.conversions import conversion
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.sass.integers import Run, compare
-from codegen.emulator.sass.state import Core, Instruction, Mask
+from codegen.emulator.sass.state import Instruction, State
 
 _FLOAT_COMPARISONS: Final = {
     1: "lt",
@@ -30,7 +30,7 @@ _FLOAT_COMPARISONS: Final = {
     14: "geu",
 }
 _HALF_PARTS: Final = {0: (0, 1), 2: (0, 0), 3: (1, 1)}
-"""Which halves of a register an operand of two halves takes, by its two bits."""
+"""The halves of a register that a packed operand takes, by its two bits."""
 
 
 def _float(value: Lanes | Any, sign: tuple[bool, bool]) -> Lanes | Any:
@@ -47,101 +47,101 @@ def _computed(kind: str, name: str) -> Callable[..., Lanes]:
     return operation.compute
 
 
-def _select_float(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
-    core.put(word, np.where(word.input_predicate(core), a, b), mask)
+def _select_float(state: State, word: Instruction, mask: Mask) -> None:
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    state.put(word, np.where(word.input_predicate(state), a, b), mask)
 
 
-def _least_or_greatest(core: Core, word: Instruction, mask: Mask) -> None:
+def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
     suffix = ".NaN" if word.field(81) else ""
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
-    least = word.input_predicate(core)
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    least = word.input_predicate(state)
     value = np.where(least, _computed("f32", f"min{suffix}")(a, b), _computed("f32", f"max{suffix}")(a, b))
-    core.put(word, value.astype(np.float32), mask)
+    state.put(word, value.astype(np.float32), mask)
 
 
-def _compare_floats(core: Core, word: Instruction, mask: Mask) -> None:
+def _compare_floats(state: State, word: Instruction, mask: Mask) -> None:
     name = _FLOAT_COMPARISONS.get(word.field(76, 4))
     known = None if name is None else comparison(name, None, "f32")
     if known is None:
         raise UnsupportedError("this comparison")
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
-    compare(core, word, mask, known.compute(a, b))
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    compare(state, word, mask, known.compute(a, b))
 
 
 def _saturated(value: Lanes, word: Instruction) -> Lanes:
-    """Within 0 and 1 where the word says so; +0 for NaN."""
+    """Clamps to 0 and 1 if the word saturates; NaN becomes +0."""
     if not word.field(77):
         return value
     return np.where(value > 0, np.minimum(value, np.float32(1)), np.float32(0)).astype(np.float32)
 
 
-def _multiply_floats(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
-    core.put(word, _saturated(np.multiply(a, b), word), mask)
+def _multiply_floats(state: State, word: Instruction, mask: Mask) -> None:
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    state.put(word, _saturated(np.multiply(a, b), word), mask)
 
 
-def _add_floats(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
-    core.put(word, _saturated(np.add(a, b), word), mask)
+def _add_floats(state: State, word: Instruction, mask: Mask) -> None:
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    state.put(word, _saturated(np.add(a, b), word), mask)
 
 
-def _multiply_add_floats(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = _float(word.a(core), word.a_sign()), _float(word.b(core), word.b_sign())
-    c = _float(word.c(core), word.c_sign())
-    core.put(word, _saturated(core.fused(a, np.asarray(b), c).astype(np.float32), word), mask)
+def _multiply_add_floats(state: State, word: Instruction, mask: Mask) -> None:
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    c = _float(word.c(state), word.c_sign())
+    state.put(word, _saturated(state.fused(a, np.asarray(b), c).astype(np.float32), word), mask)
 
 
 def _halves(value: Lanes | Any, parts: int, negated: bool, absolute: bool) -> Lanes:
-    """[lanes or 1, 2] of float16, the lower half first, as the operand's two bits say."""
+    """A packed operand as float16 [lanes or 1, 2], the lower half first."""
     if parts not in _HALF_PARTS:
-        raise UnsupportedError("a float32 operand among halves")
+        raise UnsupportedError("a float32 operand of a packed instruction")
     pairs = np.atleast_1d(np.asarray(value)).view(np.float16).reshape(-1, 2)[:, _HALF_PARTS[parts]]
     pairs = np.abs(pairs) if absolute else pairs
     return -pairs if negated else pairs
 
 
-def _half_to_float(core: Core, word: Instruction, mask: Mask) -> None:
-    """HADD2.F32 -RZ, x: a half as float32."""
+def _half_to_float(state: State, word: Instruction, mask: Mask) -> None:
+    """HADD2.F32 -RZ, x: converts a half to float32."""
     if not word.field(78) or word.field(24, 8) != 255 or not word.field(72):
-        raise UnsupportedError("HADD2 that is no conversion to float32")
-    half = _halves(word.b(core), word.field(60, 2), bool(word.field(63)), absolute=False)[:, 0]
-    core.put(word, half.astype(np.float32), mask)
+        raise UnsupportedError("HADD2 other than a conversion to float32")
+    half = _halves(word.b(state), word.field(60, 2), bool(word.field(63)), absolute=False)[:, 0]
+    state.put(word, half.astype(np.float32), mask)
 
 
-def _multiply_add_halves(core: Core, word: Instruction, mask: Mask) -> None:
+def _multiply_add_halves(state: State, word: Instruction, mask: Mask) -> None:
     immediate = word.form.low == "immediate"
-    a = _halves(word.a(core), word.field(74, 2), *word.a_sign())
+    a = _halves(word.a(state), word.field(74, 2), *word.a_sign())
     high = (word.field(81, 2), bool(word.field(84)), bool(word.field(83)))
     low = (0, False, False) if immediate else (word.field(60, 2), bool(word.field(63)), bool(word.field(62)))
     of_b, of_c = (high, low) if word.form.swapped else (low, high)
-    b, c = _halves(word.b(core), *of_b), _halves(word.c(core), *of_c)
+    b, c = _halves(word.b(state), *of_b), _halves(word.c(state), *of_c)
     value = _computed("f16x2", "fma.rn")(a, b, c).astype(np.float16)
-    whole = np.ascontiguousarray(np.broadcast_to(value, (core.lanes, 2)))
-    core.write(word.to, whole.view(np.uint32).reshape(-1), mask)
+    whole = np.ascontiguousarray(np.broadcast_to(value, (state.lanes, 2)))
+    state.write(word.to, whole.view(np.uint32).reshape(-1), mask)
 
 
-def _to_halves(core: Core, word: Instruction, mask: Mask) -> None:
+def _to_halves(state: State, word: Instruction, mask: Mask) -> None:
     kind = "bf16" if word.field(76) else "f16"
     known = conversion(["rn"], kind, "f32")
     if known is None:
         raise UnsupportedError("this conversion")
     upper, lower = (
-        known.compute(np.broadcast_to(each, core.lanes)).view(np.uint16).astype(np.uint32)
+        known.compute(np.broadcast_to(each, state.lanes)).view(np.uint16).astype(np.uint32)
         for each in (
-            _float(word.a(core), word.a_sign()),
-            _float(word.b(core), word.b_sign()),
+            _float(word.a(state), word.a_sign()),
+            _float(word.b(state), word.b_sign()),
         )
     )
-    core.put(word, upper << np.uint32(16) | lower, mask)
+    state.put(word, upper << np.uint32(16) | lower, mask)
 
 
-def _function(core: Core, word: Instruction, mask: Mask) -> None:
+def _function(state: State, word: Instruction, mask: Mask) -> None:
     name = {2: "ex2", 4: "rcp"}.get(word.field(74, 4))
     if name is None:
         raise UnsupportedError("this function of MUFU")
-    value = _computed("f32", f"{name}.approx.ftz")(_float(word.b(core), word.b_sign()))
-    core.put(word, value.astype(np.float32), mask)
+    value = _computed("f32", f"{name}.approx.ftz")(_float(word.b(state), word.b_sign()))
+    state.put(word, value.astype(np.float32), mask)
 
 
 FLOATS: Final[dict[str, Run]] = {

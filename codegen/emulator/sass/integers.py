@@ -1,4 +1,4 @@
-"""What the words compute of integers and predicates, and how they move bits about."""
+"""Words that compute with integers, bits and predicates."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.alu.arithmetic import Lanes, comparison
+from codegen.emulator.alu.arithmetic import Lanes, Mask, comparison
 from codegen.emulator.alu.bits import bit_operation
 from codegen.emulator.faults import UnsupportedError
-from codegen.emulator.sass.state import UNIFORM_ZERO, Core, Instruction, Mask
+from codegen.emulator.sass.state import UNIFORM_ZERO, Instruction, State
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
 from codegen.sass.isa.opcodes import Form
 
-Run = Callable[[Core, Instruction, Mask], None]
-"""One word over the lanes of a mask."""
+Run = Callable[[State, Instruction, Mask], None]
+"""Runs one word for the lanes of a mask."""
 
 _COMPARISONS: Final = {1: "lt", 2: "eq", 3: "le", 4: "gt", 5: "ne", 6: "ge"}
 _SPECIAL: Final = {
@@ -31,139 +31,141 @@ _SPECIAL: Final = {
 }
 _WINDOW: Final = 0x2F
 WINDOW_HIGH: Final = 0x7F0B
-"""The upper half of a generic address of shared memory: any number that no global address has."""
+"""The upper half of a generic address of shared memory; no global address has it."""
 _ZERO_SPECIAL: Final = 0xFF
 _MASK = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
 
-def _move(core: Core, word: Instruction, mask: Mask) -> None:
-    core.put(word, word.b(core), mask)
+def _move(state: State, word: Instruction, mask: Mask) -> None:
+    state.put(word, word.b(state), mask)
 
 
-def _predicates_to_register(core: Core, word: Instruction, mask: Mask) -> None:
+def _predicates_to_register(state: State, word: Instruction, mask: Mask) -> None:
     chosen = word.field(32, 32)
-    packed = word.a(core) & np.uint32(~chosen & 0xFFFFFFFF)
+    packed = word.a(state) & np.uint32(~chosen & 0xFFFFFFFF)
     for number in range(ALWAYS):
         if chosen >> number & 1:
-            packed = packed | core.predicate(number).astype(np.uint32) << np.uint32(number)
-    core.put(word, packed, mask)
+            packed = packed | state.predicate(number).astype(np.uint32) << np.uint32(number)
+    state.put(word, packed, mask)
 
 
-def _special(core: Core, word: Instruction, mask: Mask) -> None:
+def _special(state: State, word: Instruction, mask: Mask) -> None:
     number = word.field(72, 8)
     if number == _WINDOW:
-        value = np.full(core.lanes, WINDOW_HIGH, dtype=np.uint32)
+        value = np.full(state.lanes, WINDOW_HIGH, dtype=np.uint32)
     elif number in _SPECIAL:
-        value = core.special[_SPECIAL[number]][core.first : core.first + core.lanes]
+        value = state.special[_SPECIAL[number]][state.first : state.first + state.lanes]
     else:
         raise UnsupportedError(f"special register {number:#x}")
-    core.put(word, value, mask)
+    state.put(word, value, mask)
 
 
-def _zero_special(core: Core, word: Instruction, mask: Mask) -> None:
+def _zero_special(state: State, word: Instruction, mask: Mask) -> None:
     if word.field(72, 8) != _ZERO_SPECIAL:
         raise UnsupportedError(f"special register {word.field(72, 8):#x} in CS2R")
     for i in range(word.field(80) + 1):
-        core.write(word.to + i, np.zeros(core.lanes, dtype=np.uint32), mask)
+        state.write(word.to + i, np.zeros(state.lanes, dtype=np.uint32), mask)
 
 
-def _select(core: Core, word: Instruction, mask: Mask) -> None:
-    core.put(word, np.where(word.input_predicate(core), word.a(core), word.b(core)), mask)
+def _select(state: State, word: Instruction, mask: Mask) -> None:
+    state.put(word, np.where(word.input_predicate(state), word.a(state), word.b(state)), mask)
 
 
-def compare(core: Core, word: Instruction, mask: Mask, holds: Lanes) -> None:
-    """Into two predicates: what holds and its opposite, each together with the input."""
-    given = word.input_predicate(core)
+def compare(state: State, word: Instruction, mask: Mask, holds: Lanes) -> None:
+    """Writes two predicates: whether the comparison holds, and its opposite, each ANDed with the input predicate."""
+    given = word.input_predicate(state)
     if word.field(74, 2):
         raise UnsupportedError("a comparison combined by OR or XOR")
-    core.set_predicate(word.field(84, 3), ~holds & given, mask, uniform=word.uniform)
-    core.set_predicate(word.field(81, 3), holds & given, mask, uniform=word.uniform)
+    state.set_predicate(word.field(84, 3), ~holds & given, mask, uniform=word.uniform)
+    state.set_predicate(word.field(81, 3), holds & given, mask, uniform=word.uniform)
 
 
-def _compare_integers(core: Core, word: Instruction, mask: Mask) -> None:
+def _compare_integers(state: State, word: Instruction, mask: Mask) -> None:
     kind = "s32" if word.field(73) else "u32"
     name = _COMPARISONS.get(word.field(76, 3))
     known = None if name is None else comparison(name, None, kind)
     if known is None:
         raise UnsupportedError("this comparison")
     dtype = np.int32 if word.field(73) else np.uint32
-    a, b = word.a(core).view(dtype), word.b(core).view(dtype)
-    compare(core, word, mask, known.compute(a, b))
+    a, b = word.a(state).view(dtype), word.b(state).view(dtype)
+    compare(state, word, mask, known.compute(a, b))
 
 
 def _with_sign(value: Lanes | Any, *, negated: bool) -> Lanes | Any:
-    """33 bits whose sum carries as the adder does: a negated operand is its complement and one more."""
+    """An operand of 33 bits whose sum carries like the adder: negation is the complement plus one."""
     wide = np.asarray(value).astype(np.uint64)
     return (~wide & _MASK) + np.uint64(1) if negated else wide
 
 
-def _add(core: Core, word: Instruction, mask: Mask) -> None:
+def _add(state: State, word: Instruction, mask: Mask) -> None:
     signs = bool(word.field(72)), word.b_sign()[0], word.c_sign()[0]
     extended = bool(word.field(74))
     if extended and any(signs):
         raise UnsupportedError("a negated operand in an addition with carry")
     if word.field(84, 3) != ALWAYS:
         raise UnsupportedError("an addition with two carries out")
-    operands = (word.a(core), word.b(core), word.c(core))
+    operands = (word.a(state), word.b(state), word.c(state))
     total = sum(_with_sign(each, negated=sign) for each, sign in zip(operands, signs, strict=True))
     if extended:
-        total = total + word.input_predicate(core).astype(np.uint64) + word.input_predicate(core, 77).astype(np.uint64)
+        total = (
+            total + word.input_predicate(state).astype(np.uint64) + word.input_predicate(state, 77).astype(np.uint64)
+        )
     carry = np.asarray(total) >> _32
     if word.field(81, 3) != ALWAYS and (carry > 1).any():
-        raise UnsupportedError("an addition of three numbers whose carry is more than one")
-    core.put(word, (np.asarray(total) & _MASK).astype(np.uint32), mask)
-    core.set_predicate(word.field(81, 3), carry != 0, mask, uniform=word.uniform)
+        raise UnsupportedError("an addition of three numbers with a carry above one")
+    state.put(word, (np.asarray(total) & _MASK).astype(np.uint32), mask)
+    state.set_predicate(word.field(81, 3), carry != 0, mask, uniform=word.uniform)
 
 
-def _shifted_add(core: Core, word: Instruction, mask: Mask) -> None:
+def _shifted_add(state: State, word: Instruction, mask: Mask) -> None:
     shift, high, extended = word.field(75, 5), bool(word.field(80)), bool(word.field(74))
-    a, b = word.a(core).astype(np.uint64), _with_sign(word.b(core), negated=word.b_sign()[0])
+    a, b = word.a(state).astype(np.uint64), _with_sign(word.b(state), negated=word.b_sign()[0])
     if high:
-        upper = word.c(core).astype(np.uint64)
+        upper = word.c(state).astype(np.uint64)
         if word.field(73):
-            upper = word.a(core).view(np.int32).astype(np.int64).view(np.uint64) >> _32
+            upper = word.a(state).view(np.int32).astype(np.int64).view(np.uint64) >> _32
         a = (upper << _32 | a) << np.uint64(shift) >> _32
     else:
         a = a << np.uint64(shift) & _MASK
     total = a + b
     if extended:
-        total = total + word.input_predicate(core).astype(np.uint64)
-    core.put(word, (total & _MASK).astype(np.uint32), mask)
-    core.set_predicate(word.field(81, 3), total >> _32 != 0, mask, uniform=word.uniform)
+        total = total + word.input_predicate(state).astype(np.uint64)
+    state.put(word, (total & _MASK).astype(np.uint32), mask)
+    state.set_predicate(word.field(81, 3), total >> _32 != 0, mask, uniform=word.uniform)
 
 
-def _logic(core: Core, word: Instruction, mask: Mask) -> None:
+def _logic(state: State, word: Instruction, mask: Mask) -> None:
     known = bit_operation("lop3", "b32")
     if known is None:
         raise UnsupportedError("lop3")
-    value = known.compute(word.a(core), word.b(core), word.c(core), np.uint32(word.field(72, 8)))
-    given, holds = word.input_predicate(core), value != 0
-    core.set_predicate(
+    value = known.compute(word.a(state), word.b(state), word.c(state), np.uint32(word.field(72, 8)))
+    given, holds = word.input_predicate(state), value != 0
+    state.set_predicate(
         word.field(81, 3), holds & given if word.field(80) else holds | given, mask, uniform=word.uniform
     )
-    core.put(word, value, mask)
+    state.put(word, value, mask)
 
 
-def _predicate_logic(core: Core, word: Instruction, mask: Mask) -> None:
+def _predicate_logic(state: State, word: Instruction, mask: Mask) -> None:
     """PLOP3: two functions of three predicates, each as a table of eight bits."""
-    third = core.predicate(word.field(68, 3), negated=bool(word.field(71)), uniform=bool(word.field(67)))
-    row = 4 * word.input_predicate(core) + 2 * word.input_predicate(core, 77) + third
+    third = state.predicate(word.field(68, 3), negated=bool(word.field(71)), uniform=bool(word.field(67)))
+    row = 4 * word.input_predicate(state) + 2 * word.input_predicate(state, 77) + third
     for to, table in ((81, word.field(64, 3) | word.field(72, 5) << 3), (84, word.field(16, 8))):
-        core.set_predicate(word.field(to, 3), (np.int64(table) >> row & 1).astype(np.bool_), mask)
+        state.set_predicate(word.field(to, 3), (np.int64(table) >> row & 1).astype(np.bool_), mask)
 
 
-def _permute(core: Core, word: Instruction, mask: Mask) -> None:
+def _permute(state: State, word: Instruction, mask: Mask) -> None:
     known = bit_operation("prmt", "b32")
     if known is None:
         raise UnsupportedError("prmt")
-    core.put(word, known.compute(word.a(core), word.c(core), word.b(core)), mask)
+    state.put(word, known.compute(word.a(state), word.c(state), word.b(state)), mask)
 
 
-def _shift(core: Core, word: Instruction, mask: Mask) -> None:
+def _shift(state: State, word: Instruction, mask: Mask) -> None:
     kind, right, high = word.field(73, 2), bool(word.field(76)), bool(word.field(80))
-    low, upper = word.a(core).astype(np.uint64), np.asarray(word.c(core)).astype(np.uint64)
-    amount = np.minimum(np.asarray(word.b(core)), 32 if kind >= 2 else 63).astype(np.uint64)
+    low, upper = word.a(state).astype(np.uint64), np.asarray(word.c(state)).astype(np.uint64)
+    amount = np.minimum(np.asarray(word.b(state)), 32 if kind >= 2 else 63).astype(np.uint64)
     match kind, right, high:
         case ((2 | 3), False, False):
             value = low << amount
@@ -177,64 +179,64 @@ def _shift(core: Core, word: Instruction, mask: Mask) -> None:
             value = low >> amount
         case _:
             raise UnsupportedError("this kind of shift")
-    core.put(word, (value & _MASK).astype(np.uint32), mask)
+    state.put(word, (value & _MASK).astype(np.uint32), mask)
 
 
-def _multiply_add_integers(core: Core, word: Instruction, mask: Mask) -> None:
+def _multiply_add_integers(state: State, word: Instruction, mask: Mask) -> None:
     if word.field(72) or word.b_sign()[0]:
         raise UnsupportedError("a negated factor in IMAD")
-    a, b = word.a(core).astype(np.uint64), np.asarray(word.b(core)).astype(np.uint64)
-    value = a * b + _with_sign(word.c(core), negated=word.c_sign()[0])
+    a, b = word.a(state).astype(np.uint64), np.asarray(word.b(state)).astype(np.uint64)
+    value = a * b + _with_sign(word.c(state), negated=word.c_sign()[0])
     if word.field(74):
-        value = value + word.input_predicate(core).astype(np.uint64)
-    core.put(word, (np.asarray(value) & _MASK).astype(np.uint32), mask)
+        value = value + word.input_predicate(state).astype(np.uint64)
+    state.put(word, (np.asarray(value) & _MASK).astype(np.uint32), mask)
 
 
-def _multiply_add_wide(core: Core, word: Instruction, mask: Mask) -> None:
-    value = _wide_product(core, word)
-    core.write(word.to, (value & _MASK).astype(np.uint32), mask, uniform=word.uniform)
-    core.write(word.to + 1, (value >> _32).astype(np.uint32), mask, uniform=word.uniform)
+def _multiply_add_wide(state: State, word: Instruction, mask: Mask) -> None:
+    value = _wide_product(state, word)
+    state.write(word.to, (value & _MASK).astype(np.uint32), mask, uniform=word.uniform)
+    state.write(word.to + 1, (value >> _32).astype(np.uint32), mask, uniform=word.uniform)
 
 
-def _multiply_add_high(core: Core, word: Instruction, mask: Mask) -> None:
+def _multiply_add_high(state: State, word: Instruction, mask: Mask) -> None:
     """IMAD.HI: the upper half of what IMAD.WIDE computes."""
-    core.write(word.to, (_wide_product(core, word) >> _32).astype(np.uint32), mask)
+    state.write(word.to, (_wide_product(state, word) >> _32).astype(np.uint32), mask)
 
 
-def _wide_product(core: Core, word: Instruction) -> NDArray[np.uint64]:
+def _wide_product(state: State, word: Instruction) -> NDArray[np.uint64]:
     signed = np.int64 if word.field(73) else np.uint64
     narrow = np.int32 if word.field(73) else np.uint32
-    a, b = word.a(core).view(narrow).astype(signed), np.asarray(word.b(core)).view(narrow).astype(signed)
+    a, b = word.a(state).view(narrow).astype(signed), np.asarray(word.b(state)).view(narrow).astype(signed)
     uniform_c = word.form == Form.UNIFORM_C
     if (word.form.swapped and not uniform_c) or word.c_sign()[0]:
-        raise UnsupportedError("such an addend of IMAD.WIDE")
+        raise UnsupportedError("this addend of IMAD.WIDE")
     uniform = word.uniform or uniform_c
     number = word.field(32 if uniform_c else 64, 6 if uniform else 8)
     zero = UNIFORM_ZERO if uniform else ZERO_REGISTER
-    lower, upper = (core.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
+    lower, upper = (state.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
     c = upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
     value: NDArray[np.uint64] = (a * b).view(np.uint64) + c
     return value
 
 
-def _add_two(core: Core, word: Instruction, mask: Mask) -> None:
-    a, b = (_with_sign(word.a(core), negated=bool(word.field(72))), word.b(core))
+def _add_two(state: State, word: Instruction, mask: Mask) -> None:
+    a, b = (_with_sign(word.a(state), negated=bool(word.field(72))), word.b(state))
     total = a + _with_sign(b, negated=word.b_sign()[0])
-    core.put(word, (total & _MASK).astype(np.uint32), mask)
+    state.put(word, (total & _MASK).astype(np.uint32), mask)
 
 
-def _add_and_bound(core: Core, word: Instruction, mask: Mask) -> None:
-    """VIADDMNMX: the least, or with the other predicate the greatest, of a + b and c, signed."""
-    total = (word.a(core) + word.b(core)).view(np.int32)
-    bound = word.c(core).view(np.int32)
-    value = np.where(word.input_predicate(core), np.minimum(total, bound), np.maximum(total, bound))
-    core.put(word, value, mask)
+def _add_and_bound(state: State, word: Instruction, mask: Mask) -> None:
+    """VIADDMNMX: the signed minimum, or if the predicate is false the maximum, of a + b and c."""
+    total = (word.a(state) + word.b(state)).view(np.int32)
+    bound = word.c(state).view(np.int32)
+    value = np.where(word.input_predicate(state), np.minimum(total, bound), np.maximum(total, bound))
+    state.put(word, value, mask)
 
 
-def _least_or_greatest(core: Core, word: Instruction, mask: Mask) -> None:
-    """VIMNMX: the least, or with the other predicate the greatest, of a and b, signed."""
-    a, b = word.a(core).view(np.int32), np.asarray(word.b(core)).view(np.int32)
-    core.put(word, np.where(word.input_predicate(core), np.minimum(a, b), np.maximum(a, b)), mask)
+def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
+    """VIMNMX: the signed minimum, or if the predicate is false the maximum, of a and b."""
+    a, b = word.a(state).view(np.int32), np.asarray(word.b(state)).view(np.int32)
+    state.put(word, np.where(word.input_predicate(state), np.minimum(a, b), np.maximum(a, b)), mask)
 
 
 INTEGERS: Final[dict[str, Run]] = {

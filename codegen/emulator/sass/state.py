@@ -1,4 +1,4 @@
-"""What the words work on: the registers of all lanes, and the memories; and the operands of one word."""
+"""The state of the lanes of a SASS run, and the operands of one word."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.emulator.alu.arithmetic import Lanes
+from codegen.emulator.alu.arithmetic import Lanes, Mask
 from codegen.emulator.alu.fused import FusedMultiplyAdd
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.memory.clusters import Clusters
 from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
-from codegen.emulator.ptx.registers import JUNK
+from codegen.emulator.memory.uninitialized import JUNK
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
 from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, LAST, OPCODES, UNIFORM_REGISTERS, Form, Opcode
-
-Mask = NDArray[np.bool_] | None
-"""The lanes that run; None is all of them."""
 
 UNIFORM_ZERO: Final = LAST[UNIFORM_REGISTERS]
 """URZ: reads as zero."""
@@ -30,24 +27,24 @@ UNIFORM_ZERO: Final = LAST[UNIFORM_REGISTERS]
 
 @dataclass(frozen=True, eq=False)
 class Memories:
-    """All that lanes load from and store to."""
+    """The memories that lanes load from and store to."""
 
     buffers: GlobalMemory
     shared: SharedMemory
     copies: AsyncCopies
     constants: NDArray[np.uint8]
-    """Bank 0: the size of the block, where the stack begins, the arguments."""
+    """Bank 0: sizes of the block and grid, the stack pointer, the arguments."""
     known: NDArray[np.bool_]
-    """Which bytes of it this emulator knows."""
+    """Which bytes of bank 0 are known."""
     local: NDArray[np.uint8]
     """[lanes, bytes]: each lane's stack."""
     clusters: Clusters
     fenced: NDArray[np.bool_]
-    """[lanes]: whether a lane has written nothing since its last MEMBAR."""
+    """[lanes]: whether the lane has written nothing since its last MEMBAR."""
 
 
-class Core:
-    """The state of the lanes, block after block; or a window on some of them. A register is there once it is named."""
+class State:
+    """The lanes of all blocks, or a window of them, block after block. Registers are allocated when first named."""
 
     def __init__(self, lanes: int, memories: Memories, special: Mapping[str, Lanes], capability: int) -> None:
         self.lanes, self.first = lanes, 0
@@ -59,8 +56,8 @@ class Core:
         self._predicates = np.zeros((2, 8, lanes), dtype=np.bool_)
         self._predicates[:, ALWAYS] = True
 
-    def window(self, first: int, end: int) -> Core:
-        """The same core, but only lanes `first` to `end` of it."""
+    def window(self, first: int, end: int) -> State:
+        """This state for the lanes `first` to `end` only."""
         if (first, end) == (self.first, self.first + self.lanes):
             return self
         part = copy(self)
@@ -68,20 +65,20 @@ class Core:
         return part
 
     def read(self, number: int, *, uniform: bool = False) -> Lanes:
-        """The 32 bits of a register; zero of the constant one."""
+        """The 32 bits of a register; zeros for RZ and URZ."""
         rows, zero = (self._uniform, UNIFORM_ZERO) if uniform else (self._rows, ZERO_REGISTER)
         if number == zero:
             return np.zeros(self.lanes, dtype=np.uint32)
         return self._row(rows, number)
 
     def write(self, number: int, value: Lanes, mask: Mask, *, uniform: bool = False) -> None:
-        """Writes 32 bits, of any type of that size, in the lanes of the mask."""
+        """Writes values of any 32-bit type in the lanes of the mask."""
         rows, zero = (self._uniform, UNIFORM_ZERO) if uniform else (self._rows, ZERO_REGISTER)
         if number != zero:
             np.copyto(self._row(rows, number), value.view(np.uint32), where=True if mask is None else mask)
 
     def put(self, word: Instruction, value: Lanes | Any, mask: Mask) -> None:
-        """Writes 32 bits, an array or a scalar, to the register that the word names as its result."""
+        """Writes a 32-bit array or scalar to the result register of the word."""
         self.write(word.to, np.asarray(value), mask, uniform=word.uniform)
 
     def _row(self, rows: dict[int, Lanes], number: int) -> Lanes:
@@ -90,7 +87,7 @@ class Core:
         return row[self.first : self.first + self.lanes]
 
     def predicate(self, number: int, *, negated: bool = False, uniform: bool = False) -> NDArray[np.bool_]:
-        """A predicate or its opposite, in an array of its own."""
+        """A copy of a predicate or its opposite."""
         row = self._predicates[int(uniform), number, self.first : self.first + self.lanes]
         return ~row if negated else row.copy()
 
@@ -100,16 +97,16 @@ class Core:
             np.copyto(row, value, where=True if mask is None else mask)
 
     def constant(self, bank: int, offset: int, size: int) -> bytes:
-        """Bytes of constant memory. Raises UnsupportedError where this emulator does not know them."""
+        """Bytes of constant memory. Raises UnsupportedError for unknown ones."""
         memories = self.memories
         if bank or offset + size > len(memories.known) or not memories.known[offset : offset + size].all():
-            raise UnsupportedError(f"constant memory c[{bank:#x}][{offset:#x}], which holds nothing known here")
+            raise UnsupportedError(f"constant memory c[{bank:#x}][{offset:#x}], whose content is unknown")
         return memories.constants[offset : offset + size].tobytes()
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One word as a number of 128 bits, and its operands."""
+    """One word as a number of 128 bits, and its decoded operands."""
 
     bits: int
 
@@ -152,26 +149,26 @@ class Instruction:
         value = self.field(first, count)
         return value - (value >> (count - 1) << count)
 
-    def guard(self, core: Core) -> Mask:
-        """The lanes in which it runs; None if all do."""
+    def guard(self, state: State) -> Mask:
+        """The lanes in which it runs; None: all."""
         if (number := self.field(12, 3)) == ALWAYS and not self.field(15):
             return None
-        return core.predicate(number, negated=bool(self.field(15)), uniform=self.uniform)
+        return state.predicate(number, negated=bool(self.field(15)), uniform=self.uniform)
 
-    def input_predicate(self, core: Core, first: int = 87) -> NDArray[np.bool_]:
+    def input_predicate(self, state: State, first: int = 87) -> NDArray[np.bool_]:
         """The predicate among its operands."""
-        return core.predicate(self.field(first, 3), negated=bool(self.field(first + 3)), uniform=self.uniform)
+        return state.predicate(self.field(first, 3), negated=bool(self.field(first + 3)), uniform=self.uniform)
 
-    def a(self, core: Core) -> Lanes:
-        return core.read(self.field(24, 6 if self.uniform else 8), uniform=self.uniform)
+    def a(self, state: State) -> Lanes:
+        return state.read(self.field(24, 6 if self.uniform else 8), uniform=self.uniform)
 
-    def b(self, core: Core) -> Lanes | Any:
+    def b(self, state: State) -> Lanes | Any:
         """The second operand: an array, or a scalar."""
-        return self._high(core) if self.form.swapped else self._low(core)
+        return self._high(state) if self.form.swapped else self._low(state)
 
-    def c(self, core: Core) -> Lanes | Any:
+    def c(self, state: State) -> Lanes | Any:
         """The third operand: an array, or a scalar."""
-        return self._low(core) if self.form.swapped else self._high(core)
+        return self._low(state) if self.form.swapped else self._high(state)
 
     def b_sign(self) -> tuple[bool, bool]:
         """Whether the second operand is negated, and whether it is made positive before that."""
@@ -183,18 +180,18 @@ class Instruction:
     def a_sign(self) -> tuple[bool, bool]:
         return bool(self.field(72)), bool(self.field(73))
 
-    def _low(self, core: Core) -> Lanes | Any:
+    def _low(self, state: State) -> Lanes | Any:
         """What bits 32 to 63 name."""
         if self.form.low == "immediate":
             return np.uint32(self.field(32, 32))
         if self.form.low == "constant":
-            data = core.constant(self.field(54, 5), self.field(38, 16), 4)
+            data = state.constant(self.field(54, 5), self.field(38, 16), 4)
             return np.frombuffer(data, dtype=np.uint32)[0]
         uniform = self.uniform or self.form.low == "uniform"
-        return core.read(self.field(32, 6 if uniform else 8), uniform=uniform)
+        return state.read(self.field(32, 6 if uniform else 8), uniform=uniform)
 
-    def _high(self, core: Core) -> Lanes:
-        return core.read(self.field(64, 6 if self.uniform else 8), uniform=self.uniform)
+    def _high(self, state: State) -> Lanes:
+        return state.read(self.field(64, 6 if self.uniform else 8), uniform=self.uniform)
 
     @property
     def _low_sign(self) -> tuple[bool, bool]:
