@@ -1,4 +1,4 @@
-"""PTX into cubins with the real ptxas: what it reports, and every way it can fail."""
+"""Assembly of PTX by the real ptxas: its report, and every way it can fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test's temporary files lie in a folder of its own, which has to be empty at its end."""
+    """A folder for each test's temporary files, which must be empty at its end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -44,7 +44,7 @@ def test_a_cubin_is_an_elf_file_for_its_architecture(arch: str, code: int, toolc
     assert code in flags
 
 
-def test_the_same_ptx_gives_the_same_bytes_in_another_run_of_ptxas_and_other_ptx_does_not(toolchain: Toolchain) -> None:
+def test_ptxas_is_deterministic(toolchain: Toolchain) -> None:
     first, again = (assemble(straight_line(500), "sm_90", toolchain).data for _ in range(2))
     assert first == again
     assert first != assemble(straight_line(501), "sm_90", toolchain).data
@@ -64,7 +64,7 @@ def test_options_reach_ptxas(toolchain: Toolchain) -> None:
     assert assemble(PTX, "sm_90", toolchain, ptxas_options(0)).data != assemble(PTX, "sm_90", toolchain).data
 
 
-def test_a_fault_in_the_ptx_is_reported_with_its_line_and_how_to_see_it_again(
+def test_an_error_in_the_ptx_names_its_line_and_the_command(
     toolchain: Toolchain, tmp_path: Path, temporary_folder: Path
 ) -> None:
     lines = PTX.decode().splitlines()
@@ -79,7 +79,7 @@ def test_a_fault_in_the_ptx_is_reported_with_its_line_and_how_to_see_it_again(
     assert not any(temporary_folder.iterdir())
 
 
-def test_an_architecture_that_the_ptx_is_too_new_for_is_a_fault_of_the_input(toolchain: Toolchain) -> None:
+def test_ptx_too_new_for_its_architecture_is_an_input_error(toolchain: Toolchain) -> None:
     with pytest.raises(ToolError, match="is higher than default SM version"):
         assemble(PTX.replace(b".target sm_75", b".target sm_80"), "sm_75", toolchain)
 
@@ -113,8 +113,8 @@ def test_the_memory_limit_is_told_apart_from_a_fault_of_the_input(
     assert not any(temporary_folder.iterdir())
 
 
-def test_a_cubin_cut_short_by_a_full_disk_is_not_taken_for_one(tmp_path: Path) -> None:
-    """The real ptxas succeeds on a full disk; this one does as it then does."""
+def test_a_cubin_truncated_by_a_full_disk_is_rejected(tmp_path: Path) -> None:
+    """A stub for ptxas on a full disk, where the real one succeeds too."""
     ptxas = tmp_path / "ptxas"
     real = find_toolchain().ptxas
     ptxas.write_text(f'#!/bin/sh\n{real} "$@" && truncate -s -1 kernel.cubin\n')

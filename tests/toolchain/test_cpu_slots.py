@@ -1,4 +1,4 @@
-"""Processes that know nothing of each other share the machine's cores."""
+"""CPU slots are shared by independent processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ run_tool(sys.argv[2:], limits=ToolLimits(60, cpu_slots=Path(sys.argv[1])))
 
 
 def starts(cores: Path, *tool: str, cpu: int) -> subprocess.Popen[bytes]:
-    """A process that runs a tool on this one core."""
+    """A process that runs a tool and may use this core only."""
     command = ["taskset", "-c", str(cpu), sys.executable, "-c", RUN, str(cores), *tool]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
 
@@ -35,7 +35,7 @@ def cpu() -> int:
     return min(os.sched_getaffinity(0))
 
 
-def test_a_tool_waits_for_the_core_that_another_process_uses(tmp_path: Path, cpu: int) -> None:
+def test_a_tool_waits_for_the_slot_of_another_process(tmp_path: Path, cpu: int) -> None:
     cores = tmp_path / "cores"
     until = f"touch {tmp_path}/first; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; touch {tmp_path}/done"
     with starts(cores, "sh", "-c", until, cpu=cpu) as first:
@@ -45,7 +45,7 @@ def test_a_tool_waits_for_the_core_that_another_process_uses(tmp_path: Path, cpu
             assert (first.wait(30), second.wait(30)) == (0, 0)
 
 
-def test_the_cpu_slot_a_killed_process_is_free_once_its_tool_is_gone(tmp_path: Path, cpu: int) -> None:
+def test_the_slot_of_a_killed_process_is_freed_with_its_tool(tmp_path: Path, cpu: int) -> None:
     cores = tmp_path / "cores"
     with starts(cores, "sh", "-c", f"touch {tmp_path}/first; exec sleep 60", cpu=cpu) as first:
         wait_until((tmp_path / "first").exists)
@@ -54,7 +54,7 @@ def test_the_cpu_slot_a_killed_process_is_free_once_its_tool_is_gone(tmp_path: P
         assert second.wait(30) == 0
 
 
-def test_there_are_as_many_cores_as_the_process_may_run_on(tmp_path: Path) -> None:
+def test_there_is_one_slot_per_core_of_the_process(tmp_path: Path) -> None:
     held = [cpu_slot(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
     locks = [each.__enter__() for each in held]
     assert None not in locks
@@ -67,7 +67,7 @@ def test_there_are_as_many_cores_as_the_process_may_run_on(tmp_path: Path) -> No
         each.__exit__(None, None, None)
 
 
-def test_a_tool_that_nobody_wants_any_more_waits_for_no_core(tmp_path: Path) -> None:
+def test_a_cancelled_tool_does_not_wait_for_a_slot(tmp_path: Path) -> None:
     held = [cpu_slot(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
     for each in held:
         each.__enter__()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.differential.pipeline import ours
 from tests.unit.onnx_models import save, values
-from tests.unit.test_checkpoint_prologue import CONV, NORM, RELU, dense_net, expected
+from tests.unit.test_onnx_input_bounds import CONV, NORM, RELU, dense_net, expected
 
 
 @pytest.mark.parametrize("virtual_arch", ["compute_75", "compute_80"])

@@ -19,7 +19,7 @@ from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import LANGUAGES, Launched, Played, by_first_sight
 from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
-from tests.unit.test_checkpoint_prologue import CONV, NORM, RELU, dense_net
+from tests.unit.test_onnx_input_bounds import CONV, NORM, RELU, dense_net
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Finding the tools, asking them, and running them so that nothing is left behind."""
+"""The toolchain: finding the tools, their versions, and runs that leave no process behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def processes_in(folder: Path) -> dict[int, str]:
-    """The processes whose working directory is, or was, inside a folder: id -> name."""
+    """Names of processes by id whose working directory is or was inside a folder."""
     found = {}
     for entry in Path("/proc").iterdir():
         try:
@@ -91,7 +91,7 @@ def test_a_named_tool_that_is_missing_is_an_error_that_names_it(tmp_path: Path) 
         find_toolchain(nvcc=tmp_path / "nvcc")
 
 
-def test_a_tool_that_lost_its_executable_bit_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+def test_a_tool_that_is_not_executable_is_an_error_with_the_way_out(tmp_path: Path) -> None:
     for name in ("nvcc", "ptxas"):
         (tmp_path / name).write_text("")
     with pytest.raises(ToolchainError, match=f"{tmp_path}/nvcc is not executable: chmod"):
@@ -128,9 +128,7 @@ def test_output_comes_back_and_the_run_is_timed() -> None:
     assert 0 < done.seconds < 10
 
 
-def test_a_tool_is_told_where_programs_lie_and_nothing_else_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tool_gets_only_the_paths_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O0")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/some where/lib")
@@ -153,7 +151,7 @@ def test_arguments_reach_the_tool_as_they_are() -> None:
     assert done.stdout == str(nasty)
 
 
-def test_a_refusal_carries_what_the_tool_said_and_a_command_that_fails_the_same_way() -> None:
+def test_an_error_carries_the_output_and_a_command_that_fails_equally() -> None:
     with pytest.raises(ToolError, match="failed: an error: it's bad") as caught:
         run_tool([*PYTHON, 'import sys; print("info"); sys.exit("info\\nan error: it\'s bad")'], limits=LIMITS)
     assert caught.value.stderr == "info\nan error: it's bad"
@@ -161,7 +159,7 @@ def test_a_refusal_carries_what_the_tool_said_and_a_command_that_fails_the_same_
     assert (again.returncode, again.stderr.strip()) == (1, caught.value.stderr)
 
 
-def test_a_tool_that_fails_without_a_word_is_reported_with_its_exit_code() -> None:
+def test_a_tool_that_fails_silently_is_reported_with_its_exit_code() -> None:
     with pytest.raises(ToolError, match="exit code 3 without any output"):
         run_tool(["/bin/sh", "-c", "exit 3"], limits=LIMITS)
 
@@ -172,7 +170,7 @@ def test_a_tool_ended_by_a_signal_has_crashed(number: signal.Signals) -> None:
         run_tool([*PYTHON, f"import os; os.kill(os.getpid(), {int(number)})"], limits=LIMITS)
 
 
-def test_a_tool_that_is_not_there_is_a_fault_of_the_toolchain_and_not_of_the_input(tmp_path: Path) -> None:
+def test_a_missing_tool_is_a_toolchain_error(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=f"{tmp_path}/ptxas cannot be run"):
         run_tool([tmp_path / "ptxas"], limits=LIMITS)
 
@@ -205,9 +203,7 @@ def test_a_tool_and_its_children_end_when_their_time_is_up(toolchain: Toolchain,
     wait_until(lambda: not processes_in(tmp_path), seconds=5)
 
 
-def test_a_tool_and_its_children_end_once_another_thread_does_not_want_them_and_so_does_the_next_tool(
-    toolchain: Toolchain, tmp_path: Path
-) -> None:
+def test_a_cancellation_kills_the_tool_and_its_children_and_later_tools(toolchain: Toolchain, tmp_path: Path) -> None:
     (tmp_path / "kernel.cu").write_text(straight_line_cuda(10_000))
     argv = [toolchain.nvcc, "-ptx", "-o", "kernel.ptx", "kernel.cu"]
     unwanted = threading.Event()
@@ -274,7 +270,7 @@ def test_a_killed_parent_leaves_neither_the_tool_nor_its_children(
 
 
 def test_a_parent_killed_together_with_its_own_children_leaves_nothing(tmp_path: Path) -> None:
-    """Ray kills the children of a worker, and none of their children, before the worker itself."""
+    """Ray kills a worker's children, but not their children, before the worker itself."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     parent = subprocess.Popen([sys.executable, "-c", PARENT, scratch, "sleep", "60"])
@@ -292,7 +288,7 @@ def test_a_parent_killed_together_with_its_own_children_leaves_nothing(tmp_path:
 def test_a_tool_does_not_start_for_a_parent_that_is_already_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have ended between the fork and the kernel's promise to tell: the tool then has another parent."""
+    """The parent may end between the fork and the death signal's setup: the tool then has another parent."""
     monkeypatch.setattr(os, "getpid", lambda: 2**22 - 1)
     with pytest.raises(ToolError):
         run_tool(["touch", "ran"], limits=LIMITS, temp_folder=tmp_path)

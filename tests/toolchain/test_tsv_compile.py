@@ -1,4 +1,4 @@
-"""A network of TSV files through the farm: repeated layers are compiled once, and it computes what the files say."""
+"""TSV networks through the farm: repeated layers are compiled once, and the outputs are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verifying a layer looks at, and that it notices what is wrong."""
+"""Verification of a layer samples the right blocks and finds wrong outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer computed in any order of summation, rounded after every operation: what some kernel might give."""
+"""Layers computed in random orders of summation, rounded after every operation, as some kernel might."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dense_layer(inputs: int, data_type: DataType, *epilogue: Any) -> tuple[Linea
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a kernel computes: sums of so many products in one type, everything after them in another."""
+    """Arithmetic of a kernel: partial sums of `together` products in one type, the rest in another."""
 
     data_type: DataType
     together: int | None = None
@@ -50,7 +50,7 @@ each_arithmetic = pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=str)
 
 
 def sum_in_any_order(values: Sequence[Any], rng: np.random.Generator) -> Any:
-    """Adds up numbers of one type, two at a time, any two of what is left."""
+    """The sum of numbers of one type, by adding random pairs."""
     left = list(values)
     while len(left) > 1:
         a, b = (left.pop(int(rng.integers(len(left)))) for _ in range(2))
@@ -59,7 +59,7 @@ def sum_in_any_order(values: Sequence[Any], rng: np.random.Generator) -> Any:
 
 
 def fused_sum(start: Any, factors: Sequence[tuple[Any, Any]], rng: np.random.Generator) -> Any:
-    """A chain of fused multiply-adds in the type of `start`, in any order."""
+    """A chain of fused multiply-adds in the type of `start`, in random order."""
     for i in rng.permutation(len(factors)):
         a, b = factors[i]
         start = type(start)(float(a) * float(b) + float(start))

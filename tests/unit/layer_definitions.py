@@ -1,4 +1,4 @@
-"""Layers of every operator for property tests, and what they compute one output at a time."""
+"""Layers of every operator for property tests, and their outputs by definition, one at a time."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ plain_specs = st.one_of(conv2d_specs(), conv_transpose2d_specs(), linear_specs)
 
 @st.composite
 def specs(draw: st.DrawFn) -> LayerSpec:
-    """Of every operator, with an epilogue."""
+    """Layer specs of every operator, with an epilogue."""
     return replace(draw(plain_specs), epilogue=draw(epilogues))
 
 
@@ -88,7 +88,7 @@ def regions(draw: st.DrawFn, spec: LayerSpec, images: int) -> Region:
 
 
 def random_weights(spec: LayerSpec, rng: np.random.Generator, sparsity: float = 0.5) -> Weights:
-    """Normal values of the spec's data type."""
+    """Normal weights in the spec's data type."""
     kernel = prune(rng.standard_normal(spec.weights_shape, np.float32), sparsity)
     bias = rng.standard_normal(spec.output_channels, np.float32)
     return Weights(nearest(kernel, spec.data_type), nearest(bias, spec.data_type))
@@ -97,7 +97,7 @@ def random_weights(spec: LayerSpec, rng: np.random.Generator, sparsity: float = 
 def random_arrays(
     spec: LayerSpec, rng: np.random.Generator, images: int = 2, scale: float = 1
 ) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Input, and residual if the layer adds one, as its kernel gets them."""
+    """A random input, and a residual if the layer adds one, held as the kernel reads them."""
     x = from_float32(rng.standard_normal((images, *spec.input_shape), np.float32) * np.float32(scale), spec.data_type)
     if AddResidual() not in spec.epilogue:
         return x, None
@@ -110,7 +110,7 @@ def nearest(values: NDArray[np.float32], data_type: DataType) -> NDArray[np.floa
 
 
 def terms(spec: LayerSpec, weights: Weights, x: NDArray[Any], place: tuple[int, ...]) -> Iterator[Term]:
-    """The non-zero weights of the output at `place`, each with the input element that it meets, if any."""
+    """Non-zero weights of the output at `place` with their input elements; weights on padding are left out."""
     n, k, *position = place
     channels = weights.kernel.shape[1]
     first = 0 if isinstance(spec, Linear) else k // (spec.output_channels // spec.groups) * channels

@@ -1,4 +1,4 @@
-"""ONNX models for tests, with everything about one convolution open to change; and what they and layers compute."""
+"""ONNX models for tests, and comparisons of layers with onnxruntime."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def model(
     opset: int = 17,
     **graph_fields: Any,
 ) -> onnx.ModelProto:
-    """By default with one input x [N, 3, 8, 8]."""
+    """A model of these nodes, by default with one input x [N, 3, 8, 8]."""
     graph = helper.make_graph(
         list(nodes),
         "graph",
@@ -75,12 +75,12 @@ def save(folder: Path, proto: onnx.ModelProto, name: str = "model.onnx") -> Path
 
 
 def node(operator: str, inputs: str, output: str, name: str = "", **attributes: Any) -> onnx.NodeProto:
-    """A node of the inputs x, w, b for "x w b"."""
+    """A node whose inputs are the words of a string, as in "x w b"."""
     return helper.make_node(operator, inputs.split(" "), output.split(" "), name, **attributes)
 
 
 def constants(**arrays: Any) -> list[onnx.TensorProto]:
-    """Initializers by their names; plain numbers are float32."""
+    """Initializers by name; plain numbers become float32."""
     return [
         tensor(name, array if isinstance(array, np.ndarray) else np.float32(array)) for name, array in arrays.items()
     ]
@@ -93,7 +93,7 @@ def layer_of(folder: Path, proto: onnx.ModelProto) -> Layer:
 
 
 def tensors_of(proto: onnx.ModelProto, names: Sequence[str], **inputs: NDArray[Any]) -> list[NDArray[np.float32]]:
-    """What a runtime computes of some of the model's tensors, without optimisations."""
+    """Tensors of the model as onnxruntime computes them without optimisations."""
     import onnxruntime
 
     copy = onnx.ModelProto()
@@ -109,7 +109,7 @@ def tensors_of(proto: onnx.ModelProto, names: Sequence[str], **inputs: NDArray[A
 
 
 def assert_layer_computes_its_output(layer: Layer, proto: onnx.ModelProto, **inputs: NDArray[Any]) -> None:
-    """The layer by its definition, against the runtime on the whole model."""
+    """Compares the layer's reference output with onnxruntime's output of the whole model."""
     shown = [layer.output, *filter(None, [layer.residual])]
     expected, *residual = tensors_of(proto, shown, **inputs)
     x = inputs[layer.input].astype(np.float64)
@@ -127,7 +127,7 @@ def assert_layer_computes_its_output(layer: Layer, proto: onnx.ModelProto, **inp
 
 
 def _sums(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[N, K, H', W'], or [rows, K]."""
+    """Sums of a layer before its epilogue, [N, K, H', W'] or [rows, K]."""
     spec, kernel, bias = layer.spec, layer.weights.kernel.astype(np.float64), layer.weights.bias.astype(np.float64)
     if isinstance(spec, Linear):
         return x.reshape(-1, spec.inputs) @ kernel.T + bias
@@ -158,7 +158,7 @@ def _sums(layer: Layer, x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def pruned(*shape: int, seed: int) -> NDArray[np.float32]:
-    """Two thirds of them zero."""
+    """Random weights, two thirds of them zero."""
     array = values(*shape, seed=seed)
     return np.where(np.abs(array) > 1, array, 0).astype(np.float32)
 

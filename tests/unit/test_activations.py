@@ -1,4 +1,4 @@
-"""Activations: the kernel's instructions keep to the declared error, by what each of them may be off."""
+"""Activations: the errors of the kernel's instructions add up to at most the declared bound."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ EXACT = ("abs", "mov", "min", "cvt", "selp", "setp")
 
 
 def spread() -> Floats:
-    """Float32 arguments, close together where the functions bend."""
+    """float32 arguments, dense where the functions curve."""
     parts = [np.linspace(-30, 30, 60001), np.linspace(-1, 1, 20001), np.geomspace(1e-30, 1e4, 5001)]
     values = np.concatenate([*parts, -parts[-1]])
     return values.astype(np.float32).astype(np.float64)
 
 
 def instructions(step: Activation) -> list[tuple[str, list[str]]]:
-    """Names without their types, and operands."""
+    """Instructions as names without types, and operands."""
     found = []
     for text in re.sub(r"[{}]|\.reg[^;]*;", " ", step_text(step)).split(";"):
         if text.strip():
@@ -71,7 +71,7 @@ def instructions(step: Activation) -> list[tuple[str, list[str]]]:
 
 
 def computed(step: Activation, v: Floats, wrong: int | None = None, share: float = 0.0) -> Floats:
-    """The step without rounding, the result of one of its instructions off by a share of it."""
+    """The step without rounding, with a relative error in one instruction's result."""
     known: dict[str, Any] = {"v": v}
 
     def operand(name: str) -> Any:
@@ -112,7 +112,7 @@ def computed(step: Activation, v: Floats, wrong: int | None = None, share: float
 
 
 def largest_error(step: Activation, v: Floats) -> Floats:
-    """Of the constants and polynomials, and of every instruction, all of them one way."""
+    """The sum of the errors of constants, polynomials and every instruction, all in one direction."""
     right = computed(step, v)
     total = np.abs(right - function_of(step).compute(v))
     for i, (opcode, _) in enumerate(instructions(step)):

@@ -1,4 +1,4 @@
-"""Names of architectures: spellings, duplicates, unknown ones; and which PTX serves which."""
+"""Architectures: spellings, duplicates and unknown names; virtual architectures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELP = """--gpu-name <gpu name>                               (-arch)
 
 @pytest.fixture
 def toolchain(tmp_path: Path) -> Toolchain:
-    """A ptxas that can speak of itself, and no more: one that still knows Volta."""
+    """A stub ptxas that only reports its version and architectures, Volta included."""
     ptxas = tmp_path / "ptxas"
     ptxas.write_text(
         f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.9, V12.9.86" && exit\ncat <<"END"\n{HELP}END\n'
@@ -153,7 +153,7 @@ def test_a_gpu_that_ptxas_does_not_know_is_named_with_its_architecture(toolchain
     ("arch", "ptxas", "driver"),
     [("sm_90", "13.0.88", 580), ("sm_75", "12.9.86", 525), ("sm_120", "12.9.86", 570), ("sm_103a", "12.9.86", 575)],
 )
-def test_the_driver_is_the_later_of_the_tool_s_and_the_architecture_s(arch: str, ptxas: str, driver: int) -> None:
+def test_the_driver_satisfies_both_toolkit_and_architecture(arch: str, ptxas: str, driver: int) -> None:
     assert minimum_driver(arch, ptxas) == driver
 
 

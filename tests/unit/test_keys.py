@@ -1,4 +1,4 @@
-"""Keys: every ingredient counts, and the function itself cannot change unnoticed."""
+"""Keys: every ingredient changes the digest, and the digest function is fixed."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ SHAPES_NO_BYTES = {
 
 
 def imported(module: Path) -> Iterator[Path]:
-    """The modules of codegen/ that this one imports, wherever in it, and the packages that they are in."""
+    """The modules of codegen/ that a module imports anywhere, and their packages."""
     for node in ast.walk(ast.parse((CODEGEN / module).read_text())):
         names = []
         if isinstance(node, ast.Import):
@@ -236,7 +236,7 @@ def imported(module: Path) -> Iterator[Path]:
 
 
 def closure(*modules: str) -> set[Path]:
-    """These modules and all that they import, directly or not."""
+    """These modules and all their direct and indirect imports."""
     found: set[Path] = set()
     left = [Path(module) for module in modules]
     while left:
@@ -257,7 +257,7 @@ def closure(*modules: str) -> set[Path]:
     ],
     ids=["template", "cubin", "direct cubin", "patch", "ranking"],
 )
-def test_a_stage_has_every_source_that_it_imports_in_its_key_and_no_other(
+def test_the_key_of_a_stage_has_exactly_the_sources_it_imports(
     stage: tuple[str, ...], sources: tuple[str, ...]
 ) -> None:
     shaping = {path for path in closure(*stage) if str(path) not in SHAPES_NO_BYTES and path.name != "__init__.py"}
@@ -308,7 +308,7 @@ def test_each_part_of_a_ranking_question_changes_its_key(change: dict[str, Any])
     assert replace(key, model_digest="f" * 64).digest != key.digest
 
 
-def test_what_starts_tools_but_shapes_no_bytes_is_imported_by_the_stages_and_named_here() -> None:
+def test_modules_that_only_run_tools_are_listed_here() -> None:
     stages = closure("ptx/template.py", "ptx/rewrite.py", "toolchain/ptxas.py", "sass/assemble/assembler.py")
     assert {Path(name) for name in SHAPES_NO_BYTES} <= stages
 

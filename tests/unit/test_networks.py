@@ -1,4 +1,4 @@
-"""Networks: valid, exactly as sparse as asked, alive to their last layer, the same for the same seed."""
+"""Networks of the zoo: valid, of the requested sparsity, with live signals to the last layer, deterministic."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def images(name: str, batch: int) -> NDArray[np.float32]:
 
 
 def convolutions(path: Path) -> list[Layer]:
-    """Without what may be folded into them."""
+    """The convolutions of a checkpoint, without epilogues."""
     layers = read_checkpoint(path).layers
     return [replace(each, spec=replace(each.spec, epilogue=())) for each in layers if isinstance(each.spec, Conv2d)]
 
@@ -140,7 +140,7 @@ def test_a_network_may_have_no_weights_left() -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_network_is_the_same_for_the_same_seed_and_another_for_another(name: str) -> None:
+def test_the_seed_determines_a_network(name: str) -> None:
     again, other = (FAST[name](SPARSITY, seed).SerializeToString(deterministic=True) for seed in (0, 1))
     first = network(name).SerializeToString(deterministic=True)
     assert first == again

@@ -1,4 +1,4 @@
-"""Pruning: the smallest magnitudes go, exactly as many as asked, and nothing else changes."""
+"""Pruning: exactly the requested number of smallest magnitudes become zero, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from codegen.model_zoo.pruning import kept_power
 
 
 def with_ties(size: int, seed: int) -> FloatArray:
-    """Few different magnitudes, of both signs."""
+    """Values of both signs with many equal magnitudes."""
     weights = np.random.default_rng(seed).integers(1, 6, size) * (-1) ** np.arange(size)
     return weights.astype(np.float32).reshape(1, size)
 

@@ -1,4 +1,4 @@
-"""Networks against what their papers say: sizes, parameters, operations, and the nodes that an exporter writes."""
+"""Networks compared with their papers: sizes, parameters, operations, and exported nodes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def network(name: str) -> onnx.ModelProto:
 
 
 def parameters(model: onnx.ModelProto) -> int:
-    """Without the running statistics, which are not trained."""
+    """Number of trained parameters, without running statistics."""
     return sum(prod(each.dims) for each in model.graph.initializer if "running" not in each.name)
 
 
 def multiply_adds(model: onnx.ModelProto) -> int:
-    """Of the convolutions and fully connected layers, for one image."""
+    """Multiply-adds of convolutions and fully connected layers per image."""
     values = (*model.graph.value_info, *model.graph.output)
     shapes = {value.name: [each.dim_value for each in value.type.tensor_type.shape.dim] for value in values}
     weights = {each.name: prod(each.dims) for each in model.graph.initializer}
@@ -140,7 +140,7 @@ NODES = {
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_a_network_has_the_nodes_that_an_exporter_writes_before_it_folds_any(name: str) -> None:
+def test_a_network_has_the_nodes_of_an_unfolded_export(name: str) -> None:
     assert Counter(node.op_type for node in network(name).graph.node) == NODES[name]
 
 
@@ -170,7 +170,7 @@ def test_mobilenet_v2_has_17_depthwise_convolutions() -> None:
     assert len(nodes) == 17
 
 
-def test_efficientnet_b0_has_depthwise_kernels_of_3x3_and_5x5_and_gates_behind_each() -> None:
+def test_efficientnet_b0_gates_its_depthwise_layers_of_3x3_and_5x5() -> None:
     graph = network("efficientnet_b0").graph
     shapes = {each.name: tuple(each.dims) for each in graph.initializer}
     nodes = [node for node in graph.node if "depthwise.conv" in node.name]
@@ -200,7 +200,7 @@ def test_relu6_is_a_clip_from_0_to_6() -> None:
     assert bounds == {(0.0, 6.0)}
 
 
-def test_a_level_of_the_unet_joins_a_skip_and_an_upsampled_image_of_equal_shape() -> None:
+def test_the_unet_joins_skips_and_upsampled_images_of_equal_shape() -> None:
     graph = network("unet").graph
     shapes = {
         value.name: [each.dim_value for each in value.type.tensor_type.shape.dim[1:]] for value in graph.value_info

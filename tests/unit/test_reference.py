@@ -1,4 +1,4 @@
-"""The reference: equal to the definition and to onnxruntime, zero weights without effect, regions as parts of it."""
+"""The reference equals the definition and onnxruntime; zero weights have no effect; regions are parts of the whole."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_transposed_convolution_is_the_adjoint_of_the_convolution(spec: Conv2d
 
 
 def _swap(kernel: np.ndarray, groups: int) -> np.ndarray:
-    """[K, C / groups, ...] to [C, K / groups, ...]."""
+    """Weights [K, C / groups, ...] as [C, K / groups, ...]."""
     split = kernel.reshape(groups, -1, *kernel.shape[1:])
     return np.moveaxis(split, 1, 2).reshape(-1, split.shape[1], *kernel.shape[2:])
 

@@ -1,4 +1,4 @@
-"""The error bound: kept by every order of summation in every data type, exceeded by a wrong kernel."""
+"""The error bound holds for every order of summation in every data type, and a wrong kernel exceeds it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_bound_is_tight_enough_to_catch_one_wrong_weight() -> None:
 @pytest.mark.parametrize(
     "arithmetic", [Arithmetic("float32"), Arithmetic("float16"), Arithmetic("float16", 64)], ids=str
 )
-def test_a_sum_that_rounds_the_wrong_way_each_time_comes_near_to_the_bound(arithmetic: Arithmetic) -> None:
+def test_rounding_always_one_way_comes_near_the_bound(arithmetic: Arithmetic) -> None:
     length, chunks = 64, 4 if arithmetic.together else 1
     spec, weights = dense_layer(length * chunks, arithmetic.data_type)
     x = np.full((chunks, length), np.finfo(arithmetic.products).eps / 2, arithmetic.products)  # 1 + eps / 2 makes 1
@@ -171,7 +171,7 @@ def test_each_output_is_rounded_to_bfloat16_once() -> None:
     assert 0 < bound[2] < 1e-37
 
 
-def test_a_slope_multiplies_the_error_only_where_it_is_above_one_and_the_sum_may_be_negative() -> None:
+def test_a_slope_above_one_multiplies_the_error_of_negative_sums() -> None:
     x = np.array([[1.0, 1.0], [-1.0, -1.0], [1.0, -1.0]], np.float32)
     plain, steep, flat = (
         error_bound(*dense_layer(2, "float32", *epilogue), x)[:, 0]
@@ -181,7 +181,7 @@ def test_a_slope_multiplies_the_error_only_where_it_is_above_one_and_the_sum_may
     np.testing.assert_allclose(flat, [plain[0], plain[1] + 0.25 * 2.0**-24, plain[2]], rtol=1e-5)
 
 
-def test_an_activation_multiplies_the_error_by_its_steepest_slope_and_adds_its_own() -> None:
+def test_an_activation_scales_the_error_and_adds_its_own() -> None:
     x = np.array([[1.0, 1.0]], np.float32)
     plain, after = (error_bound(*dense_layer(2, "float32", *epilogue), x).item() for epilogue in ((), (Gelu(),)))
     own = 3 * 2.0**-24 + 5 * 2.0**-24 * 1.9545
@@ -195,7 +195,7 @@ def test_a_residual_adds_the_rounding_of_its_sum() -> None:
     np.testing.assert_allclose(bound, [1002 * 2.0**-24, 2 * 2.0**-24], rtol=1e-5)
 
 
-def test_a_slope_that_the_type_does_not_have_widens_the_bound_by_its_rounding() -> None:
+def test_an_inexact_slope_widens_the_bound_by_its_rounding() -> None:
     x = np.array([[-1024]], np.float16)
     exact, rounded = (
         error_bound(*dense_layer(1, "float16", LeakyRelu(slope)), x).item() for slope in (float(np.float16(0.1)), 0.1)
@@ -203,7 +203,7 @@ def test_a_slope_that_the_type_does_not_have_widens_the_bound_by_its_rounding() 
     assert rounded - exact == pytest.approx(1024 * abs(float(np.float16(0.1)) - 0.1), rel=0.01)
 
 
-def test_a_constant_that_the_type_does_not_have_widens_the_bound_by_its_rounding() -> None:
+def test_an_inexact_constant_widens_the_bound_by_its_rounding() -> None:
     x = np.zeros((1, 1), np.float16)
     spec, weights = dense_layer(1, "float16", Clip(low=0.1))
     constant, stored = abs(float(np.float16(0.1)) - 0.1), 0.1 * 2.0**-11

@@ -1,4 +1,4 @@
-"""The data types in NumPy: rounding to nearest even, exact back, against bfloat16's and float16's definitions."""
+"""Data types in NumPy: rounding to nearest even and exact conversion back, by definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sums overflow: no bound, and the few things that a kernel may give."""
+"""Overflow of sums: no error bound, and the few outcomes of a correct kernel."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ LARGEST = {"float32": 3.4028235e38, "float16": 65504.0, "bfloat16": 3.3895314e38
 
 
 def allowed(spec: LayerSpec, weights: Weights, x: Any, got: float, residual: Any = None, **options: Any) -> bool:
-    """Whether a kernel may give this for the one output of a layer."""
+    """Whether a correct kernel may give this value for the layer's one output."""
     x = from_float32(np.array([x], np.float32), spec.data_type)
     added = None if residual is None else from_float32(np.array([[residual]], np.float32), spec.data_type)
     return any(
@@ -74,7 +74,7 @@ def allowed(spec: LayerSpec, weights: Weights, x: Any, got: float, residual: Any
 
 
 @pytest.mark.parametrize("data_type", list(LARGEST))
-def test_a_sum_beyond_the_largest_value_is_infinity_of_its_sign_and_nothing_else(data_type: DataType) -> None:
+def test_a_sum_beyond_the_largest_value_must_be_infinite(data_type: DataType) -> None:
     spec, weights = dense_layer(2, data_type)
     large = 0.9 * LARGEST[data_type]
     for sign in (1, -1):
@@ -85,7 +85,7 @@ def test_a_sum_beyond_the_largest_value_is_infinity_of_its_sign_and_nothing_else
 
 
 @pytest.mark.parametrize("data_type", list(LARGEST))
-def test_a_sum_that_fits_may_overflow_on_its_way_only_to_the_side_whose_terms_alone_do(data_type: DataType) -> None:
+def test_a_finite_sum_may_overflow_only_where_terms_of_one_sign_do(data_type: DataType) -> None:
     spec, weights = dense_layer(3, data_type)
     large = 0.75 * LARGEST[data_type]
     terms = [large, large, -large]

@@ -1,4 +1,4 @@
-"""A temporary folder goes with its process, at the latest when another looks."""
+"""Temporary folders are removed with their process, or later by another process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def owner(temporary: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Another process, and the folder that it has."""
+    """Another process and its temporary folder."""
     environment = {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
     start = [sys.executable, "-c", OWNER]
     with subprocess.Popen(start, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -46,7 +46,7 @@ def test_it_is_there_in_the_block_and_nothing_of_it_after(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_folders_of_killed_processes_are_removed_but_not_those_in_use(tmp_path: Path) -> None:
     with owner(tmp_path) as (killed, left), owner(tmp_path) as (_, used), TempFolder("template") as mine:
         (left / "session" / "logs").mkdir(parents=True)
         killed.kill()

@@ -1,4 +1,4 @@
-"""Networks of TSV files: read as they were written, refused where they are wrong, computing what the files say."""
+"""TSV networks: reading, writing, errors, and outputs as the files define."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(folder: Path, matrices: list[SparseMatrix], layers: int, bias: float
 
 
 def challenge(matrices: list[SparseMatrix], rows: FloatArray, bias: float) -> FloatArray:
-    """Y <- min(32, max(0, Y W + b)), with the matrices as they are."""
+    """The Graph Challenge's definition, Y <- min(32, max(0, Y W + b)), with dense matrices."""
     y = rows.astype(np.float64)
     for matrix in matrices:
         y = np.clip(y @ matrix.kernel(NEURONS, NEURONS).T.astype(np.float64) + bias, 0, CLIP)
@@ -42,7 +42,7 @@ def challenge(matrices: list[SparseMatrix], rows: FloatArray, bias: float) -> Fl
 
 
 def through(net: Checkpoint, rows: FloatArray) -> FloatArray:
-    """The rows of a batch that fills one image, through the layers one after the other."""
+    """The outputs of a batch that fits one image, through the layers in sequence."""
     y = np.zeros((1, NEURONS, 1, net.layers[0].spec.input_shape[2]), dtype=np.float32)
     y[0, :, 0, : len(rows)] = rows.T
     for layer in net.layers:
@@ -68,7 +68,7 @@ def test_layers_that_come_again_share_their_weights_and_so_their_cubins(tmp_path
     assert len({id(layer.weights) for layer in net.layers}) == 4
 
 
-def test_equal_files_are_one_matrix_so_that_a_deep_network_is_no_larger_in_memory(tmp_path: Path) -> None:
+def test_equal_files_share_a_matrix(tmp_path: Path) -> None:
     base = radix_net(1024)[:2]
     for number in range(1, 9):
         write_triples(tmp_path / f"n1024-l{number}.tsv", base[number % 2])
@@ -77,7 +77,7 @@ def test_equal_files_are_one_matrix_so_that_a_deep_network_is_no_larger_in_memor
     assert len({id(layer.weights) for layer in net.layers}) == 4
 
 
-def test_neurons_that_read_the_same_inputs_become_neighbours_and_so_do_those_that_share_some(tmp_path: Path) -> None:
+def test_neurons_that_share_inputs_become_neighbours(tmp_path: Path) -> None:
     neurons = 256
     write_tsv_network(tmp_path / "net", radix_net(neurons, seed=3), neurons, 4, -0.3, CLIP)
     for layer in read_model(tmp_path / "net").layers[:-1]:
@@ -205,7 +205,7 @@ def test_the_bundle_of_a_network_of_files_is_its_layers_in_turn(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("neurons", [64, 1024])
-def test_a_radix_net_adds_a_digit_of_a_mixed_radix_number_in_each_layer(neurons: int) -> None:
+def test_each_layer_of_a_radix_net_adds_one_digit(neurons: int) -> None:
     nodes = neurons // 16
     shift = np.roll(np.eye(nodes), 1, axis=1)  # node n has an edge to node n + 1, the last to the first
     for number, matrix in enumerate(radix_net(neurons, seed=None)):
@@ -215,7 +215,7 @@ def test_a_radix_net_adds_a_digit_of_a_mixed_radix_number_in_each_layer(neurons:
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_every_neuron_of_a_radix_net_has_32_edges_and_as_many_paths_to_every_other_before_it_repeats(
+def test_a_radix_net_has_32_edges_per_neuron_and_equally_many_paths(
     seed: int | None,
 ) -> None:
     layers = radix_net(256, seed)

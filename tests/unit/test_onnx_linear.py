@@ -1,4 +1,4 @@
-"""Checkpoints: Gemm and MatMul with one constant operand become fully connected layers."""
+"""ONNX reader: Gemm and MatMul with one constant operand become fully connected layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.onnx_models import (
 def product(
     operator: str, inputs: str, input_shape: Shape, *, attributes: Any = None, **arrays: Any
 ) -> onnx.ModelProto:
-    """One node, of the input x and of constants."""
+    """A model of one node with the input x and constants."""
     nodes = [node(operator, inputs, "y", "n", **(attributes or {}))]
     return model(nodes, constants(**arrays), inputs=[info("x", input_shape)])
 
@@ -105,7 +105,7 @@ def test_the_rows_of_an_image_are_those_that_the_model_says(
     assert layer_of(tmp_path, product("MatMul", "x w", input_shape, w=W)).rows == rows
 
 
-def test_what_a_gemm_adds_is_its_residual_if_it_is_computed_and_has_the_shape_of_the_output(tmp_path: Path) -> None:
+def test_a_computed_summand_of_a_gemm_is_its_residual(tmp_path: Path) -> None:
     nodes = [node("Gemm", "x w r", "z", "fc", alpha=0.5), node("Relu", "z", "y")]
     inputs = [info("x", ["N", 5]), info("r", ["N", 4])]
     proto = model(nodes, constants(w=W), inputs=inputs)

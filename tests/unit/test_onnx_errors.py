@@ -1,4 +1,4 @@
-"""Checkpoints: what is wrong with a file is said in one line that names the file; nothing else comes out."""
+"""ONNX reader: every defect of a file is a CheckpointError of one line that names the file."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_model_that_shape_inference_refuses_is_an_error(tmp_path: Path) -> Non
     assert "shape inference" in error_of(save(tmp_path, proto))
 
 
-def test_a_refusal_that_quotes_a_name_that_is_not_text_is_an_error_too(tmp_path: Path) -> None:
+def test_an_error_that_quotes_a_name_not_in_utf8_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "damaged.onnx"
     proto = model([conv(), helper.make_node("Unknown", ["y"], ["z"], domain="nowhere")], [KERNEL])
     path.write_bytes(proto.SerializeToString().replace(b"nowhere", b"no\xffhere"))
@@ -172,7 +172,7 @@ def values_cut() -> onnx.ModelProto:
         (model([conv(inputs=("x",))]), "no weights"),
     ],
 )
-def test_a_convolution_that_cannot_be_run_is_an_error_that_names_the_layer(
+def test_an_invalid_convolution_is_an_error_that_names_the_layer(
     proto: onnx.ModelProto, fact: str, tmp_path: Path
 ) -> None:
     message = error_of(save(tmp_path, proto))

@@ -1,4 +1,4 @@
-"""Checkpoints: functions that a model brings along are read in the place of the nodes that call them."""
+"""ONNX reader: a model's local functions are inlined, within limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def with_functions(
     return proto
 
 
-def test_a_convolution_in_a_function_is_a_layer_and_takes_up_what_follows_the_call(tmp_path: Path) -> None:
+def test_a_convolution_in_a_function_fuses_with_nodes_after_the_call(tmp_path: Path) -> None:
     bias = helper.make_node("Constant", [], ["k"], value=tensor("", values(4)))
     block = function("Block", [bias, node("Conv", "a w k", "t", "inner"), call("Act", "t")], "a w")
     act = function("Act", [node("Relu", "a", "b")])
@@ -67,7 +67,7 @@ def test_each_call_of_a_function_is_a_layer_with_its_own_weights(tmp_path: Path)
         np.testing.assert_array_equal(layer.weights.kernel, kernel)
 
 
-def test_a_constant_that_is_named_like_a_tensor_of_a_function_stays_its_own(tmp_path: Path) -> None:
+def test_a_constant_is_not_confused_with_a_tensor_of_a_function(tmp_path: Path) -> None:
     block = function("Block", [node("Neg", "a", "t"), node("Relu", "t", "b")])
     proto = with_functions([block], [call("Block", "x", "u"), conv(inputs=("u", "t__1"))], t__1=KERNEL)
     np.testing.assert_array_equal(layer_of(tmp_path, proto).weights.kernel, KERNEL)
@@ -122,7 +122,7 @@ def test_functions_that_grow_without_measure_are_an_error_before_they_do(tmp_pat
         read_checkpoint(save(tmp_path, proto))
 
 
-def test_a_constant_in_a_function_called_too_often_is_an_error_before_it_is_copied(tmp_path: Path) -> None:
+def test_too_many_calls_of_a_function_fail_before_its_constants_are_copied(tmp_path: Path) -> None:
     large = helper.make_node("Constant", [], ["k"], value=tensor("", values(2**18)))
     block = function("Block", [large, node("Relu", "a", "b")])
     calls = [call("Block", f"t{i}", f"t{i + 1}") for i in range(1000)]

@@ -1,4 +1,4 @@
-"""Checkpoints: constants are whatever can be computed before the model runs, within limits."""
+"""ONNX reader: constants that can be computed before the model runs, within limits."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_fold_with_a_constant_that_cannot_be_computed_is_left(tmp_path: Path) 
     assert layer_of(tmp_path, proto).output == "c"
 
 
-def test_a_damaged_constant_of_a_fold_is_an_error_that_names_the_layer(tmp_path: Path) -> None:
+def test_an_unreadable_folded_constant_names_the_layer(tmp_path: Path) -> None:
     proto = model([conv(output="c"), node("Mul", "c k", "y")], constants(w=KERNEL, k=values(4)))
     proto.graph.initializer[1].raw_data = b"12345"
     with pytest.raises(CheckpointError, match=r"layer 'conv': .*5 bytes"):

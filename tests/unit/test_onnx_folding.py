@@ -1,4 +1,4 @@
-"""Checkpoints: constants that multiply and add after a layer's sum are folded into its weights and biases."""
+"""ONNX reader: constant factors and summands after a layer are folded into its weights and biases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VARIANCE = np.abs(values(4, seed=7)) + np.float32(0.1)
 
 
 def after_conv(*nodes: onnx.NodeProto, input_shape: Shape = ("N", 3, 8, 8), **arrays: Any) -> onnx.ModelProto:
-    """A convolution x -> c, and nodes from c to y."""
+    """A model of a convolution x -> c and nodes from c to y."""
     return model(
         [node("Conv", "x w b", "c", "conv"), *nodes],
         constants(**{"w": KERNEL, "b": BIAS, **arrays}),
@@ -106,7 +106,7 @@ def test_a_normalisation_after_a_gemm_is_folded(tmp_path: Path) -> None:
 
 
 def test_a_normalisation_of_the_rows_of_a_sequence_is_not_folded(tmp_path: Path) -> None:
-    """Its channels are the second axis, the layer's kernels the last."""
+    """Its channels are the second axis, the layer's output channels the last."""
     arrays = {**NORMAL, "variance": VARIANCE, "w": values(3, 4)}
     proto = model([node("MatMul", "x w", "c"), normalisation()], constants(**arrays), inputs=[info("x", (2, 4, 3))])
     assert layer_of(tmp_path, proto).output == "c"

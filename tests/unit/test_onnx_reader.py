@@ -1,4 +1,4 @@
-"""Checkpoints: what an ONNX file is read into."""
+"""ONNX reader: layers, names and digests of a file."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_size_that_goes_through_computed_shapes_is_found(tmp_path: Path) -> No
     assert read_checkpoint(save(tmp_path, proto)).layers[0].spec.input_shape == (3, 12, 6)
 
 
-def test_an_input_shape_replaces_the_one_in_the_file_and_what_follows_from_it(tmp_path: Path) -> None:
+def test_an_input_shape_replaces_the_shapes_in_the_file(tmp_path: Path) -> None:
     nodes = [conv("one", output="z", pads=[1] * 4), conv("two", ("z", "v"))]
     proto = model(
         nodes,

@@ -1,4 +1,4 @@
-"""What onnx and protobuf say of a model they cannot deal with is an error of the model; a defect of ours is none."""
+"""ONNX reader: errors of onnx and protobuf become a CheckpointError; defects of this program do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.onnx_models import conv, model, save, tensor, values
 
 
 class TooLarge:
-    """What protobuf says of 2 GB; those themselves would take 4 GB and half a minute here."""
+    """A stub that fails like a model above 2 GB, without its 4 GB of memory."""
 
     def SerializeToString(self, *, deterministic: bool) -> bytes:
         raise EncodeError("Failed to serialize proto")
@@ -29,7 +29,7 @@ def test_a_model_that_protobuf_cannot_write_is_an_error_that_says_so() -> None:
         serialized(cast("onnx.ModelProto", TooLarge()), "the model")
 
 
-def test_a_model_that_is_to_be_observed_is_read_whatever_its_file_is_called(tmp_path: Path) -> None:
+def test_intermediate_outputs_of_a_file_with_any_suffix_are_read(tmp_path: Path) -> None:
     path = save(tmp_path, model([conv()], [tensor("w", values(2, 3, 3, 3))])).rename(tmp_path / "model.json")
     assert with_intermediate_outputs(path, ["y"])[1] == ("y",)
 
@@ -43,7 +43,7 @@ def test_a_file_that_cannot_be_observed_is_an_error_that_names_it(data: bytes | 
         with_intermediate_outputs(path, ["y"])
 
 
-def test_weights_beside_a_model_that_is_to_be_observed_are_missed_by_name(tmp_path: Path) -> None:
+def test_missing_external_weights_of_intermediate_outputs_are_named(tmp_path: Path) -> None:
     kernel = tensor("w", values(64, 3, 3, 3))
     external_data_helper.set_external_data(kernel, "w.bin")
     kernel.ClearField("raw_data")

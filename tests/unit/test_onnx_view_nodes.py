@@ -1,4 +1,4 @@
-"""Checkpoints: what follows a layer is computed with it behind a Reshape too, which moves nothing in memory."""
+"""ONNX reader: nodes after a layer are fused across view nodes."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def shape(*sizes: int) -> np.ndarray[Any, Any]:
 
 
 def conv(*nodes: onnx.NodeProto, r: Shape = (2, 4, 9), **arrays: Any) -> onnx.ModelProto:
-    """Of x [2, 3, 5, 5] to c [2, 4, 3, 3]."""
+    """A convolution from x [2, 3, 5, 5] to c [2, 4, 3, 3]."""
     tensors = constants(w=values(4, 3, 3, 3), **arrays)
     inputs = [info("x", (2, 3, 5, 5)), info("r", r)]
     return model([node("Conv", "x w", "c", "conv"), *nodes], tensors, inputs=inputs)
 
 
 def product(*nodes: onnx.NodeProto, r: Shape = (2, 5, 4), **arrays: Any) -> onnx.ModelProto:
-    """Of x [10, 3] to c [10, 4]."""
+    """A product from x [10, 3] to c [10, 4]."""
     tensors = constants(w=values(3, 4), **arrays)
     inputs = [info("x", (10, 3)), info("r", r)]
     return model([node("MatMul", "x w", "c", "fc"), *nodes], tensors, inputs=inputs)
@@ -125,7 +125,7 @@ LEFT: dict[str, onnx.ModelProto] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_a_reshape_is_left_where_nothing_behind_it_is_computed_with_the_layer(name: str, tmp_path: Path) -> None:
+def test_a_reshape_before_no_fused_node_is_not_fused(name: str, tmp_path: Path) -> None:
     proto = LEFT[name]
     layer = layer_of(tmp_path, proto)
     assert (layer.output, layer.folded, layer.residual, layer.spec.epilogue) == ("c", (), "", ())

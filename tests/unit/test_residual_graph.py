@@ -1,4 +1,4 @@
-"""What is left of a model beside its compiled layers, run with them, is the model."""
+"""The residual graph, run with the compiled layers, computes what the model does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPES = {"lenet5": (1, 28, 28), "alexnet_cifar10": (3, 32, 32), "mlp": (784,)}
 
 
 def outputs_of(rest: bytes, checkpoint: Checkpoint, x: np.ndarray, **others: np.ndarray) -> np.ndarray:
-    """By onnx's evaluator, the compiled layers by our reference."""
+    """The outputs by onnx's evaluator, with compiled layers by the reference."""
     layers = {layer.name: layer for layer in checkpoint.layers}
 
     class LayerRun(OpRun):
@@ -158,7 +158,7 @@ def test_a_layer_behind_which_the_model_reshapes_is_reshaped_in_the_rest(tmp_pat
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_shapes_of_the_tensors_between_are_in_it_as_far_as_they_are_known(tmp_path: Path) -> None:
+def test_known_shapes_of_intermediate_tensors_are_exported(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "c"), node("MaxPool", "c", "p", kernel_shape=[2, 2]), node("Exp", "p", "y")]
     proto = model(nodes, constants(w=values(4, 3, 3, 3)), inputs=[info("x", ("N", 3, 10, 10))])
     checkpoint = read_checkpoint(save(tmp_path, proto))

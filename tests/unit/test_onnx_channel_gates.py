@@ -1,4 +1,4 @@
-"""Checkpoints: gates that a layer's input is multiplied by are multiplied in by its kernel."""
+"""ONNX reader: channel gates before a layer are multiplied in by its kernel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONV = node("Conv", "p w", "y", "conv")
 def gated_net(
     *nodes: onnx.NodeProto, x: Any = ("N", 6, 8, 7), g: Any = ("N", 6, 1, 1), **arrays: Any
 ) -> onnx.ModelProto:
-    """Of x [N, 6, 8, 7], g [N, 6, 1, 1] and r [N, 5, 8, 7], those that are read; w is [5, 6, 1, 1]."""
+    """A model with the read ones of the inputs x [N, 6, 8, 7], g [N, 6, 1, 1] and r [N, 5, 8, 7]; w is [5, 6, 1, 1]."""
     tensors = {"w": values(5, 6, 1, 1), **arrays}
     read = {name for each in nodes for name in each.input}
     inputs = [info(name, shape) for name, shape in (("x", x), ("g", g), ("r", ("N", 5, 8, 7))) if name in read]
@@ -72,7 +72,7 @@ def test_what_follows_is_fused_too(tmp_path: Path) -> None:
     np.testing.assert_allclose(computed(layer, x, g, r), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_gate_that_layers_compute_is_one_of_a_squeeze_and_excitation_block(tmp_path: Path) -> None:
+def test_a_gate_may_be_computed_by_compiled_layers(tmp_path: Path) -> None:
     proto = gated_net(
         node("GlobalAveragePool", "x", "mean"),
         node("Conv", "mean squeeze", "s", "squeeze"),

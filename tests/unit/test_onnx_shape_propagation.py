@@ -1,4 +1,4 @@
-"""Checkpoints: sizes that the graph computes from other sizes are followed, as exporters write them."""
+"""ONNX reader: shapes computed from other shapes are propagated."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUMBERS = {f"i{n}": np.array(n) for n in range(4)} | {f"a{n}": np.array([n]) for
 
 
 def axis(number: int) -> list[onnx.NodeProto]:
-    """One dimension of x, as a number d0, d1, ..."""
+    """Nodes that compute one dimension of x as d0, d1, ..."""
     return [node("Shape", "x", f"s{number}"), node("Gather", f"s{number} i{number}", f"d{number}", axis=0)]
 
 

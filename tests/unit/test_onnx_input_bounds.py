@@ -1,4 +1,4 @@
-"""Checkpoints: BatchNormalization and Relu before a 1x1 convolution are computed as its kernel reads its input."""
+"""ONNX reader: BatchNormalization and Relu before a 1x1 convolution become input bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONV = node("Conv", "r w", "y", "conv")
 
 
 def dense_net(*nodes: onnx.NodeProto, **arrays: Any) -> onnx.ModelProto:
-    """Of x and z [N, 6, 8, 8]; normalised by SCALES, SHIFTS, a mean of 0.25 and a variance of 4."""
+    """A model of x and z [N, 6, 8, 8], normalised by SCALES, SHIFTS, a mean of 0.25 and a variance of 4."""
     tensors = {"w": values(5, 6, 1, 1), "s": SCALES, "t": SHIFTS, "m": MEAN, "v": VARIANCE}
     inputs = [info(name, ("N", 6, 8, 8)) for name in "xz"]
     return model(list(nodes), constants(**tensors, **arrays), inputs=inputs)
@@ -62,7 +62,7 @@ def test_the_normalisation_is_in_the_layer_and_computes_what_the_model_does(tmp_
     assert [each.operator for each in network.nodes] == ["Layer", "Exp"]
 
 
-def test_each_channel_has_a_bound_on_the_side_that_its_scale_says_and_zeros_stay(tmp_path: Path) -> None:
+def test_the_sign_of_a_scale_selects_the_side_of_its_bound(tmp_path: Path) -> None:
     w = values(5, 6, 1, 1, seed=2)
     w[:, 0] = 0
     proto = dense_net(NORM, RELU, CONV)

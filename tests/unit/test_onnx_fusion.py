@@ -1,4 +1,4 @@
-"""Checkpoints: activations and residual additions after a layer become steps of its kernel, in graph order."""
+"""ONNX reader: activations and residuals after a layer become epilogue steps, in graph order."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_tensor_that_may_have_another_shape_is_no_residual(shape: Shape, tmp_p
 
 
 @pytest.mark.parametrize("batch", ["N", None, 4])
-def test_a_residual_of_the_same_batch_is_added_whether_or_not_the_batch_is_known(batch: Any, tmp_path: Path) -> None:
+def test_a_residual_of_an_equal_batch_of_any_size_is_added(batch: Any, tmp_path: Path) -> None:
     nodes = [conv("x", "c"), node("Exp", "x", "s"), node("Add", "c s", "y")]
     proto = model(nodes, constants(w=SQUARE), inputs=[info("x", [batch, 3, 8, 8])])
     assert layer_of(tmp_path, proto).residual == "s"
@@ -151,7 +151,7 @@ def layers_of(folder: Path, proto: onnx.ModelProto) -> dict[str, Layer]:
 
 
 @pytest.mark.parametrize("operands", ["a b", "b a"])
-def test_of_two_equally_deep_layers_that_are_added_up_the_later_one_adds(operands: str, tmp_path: Path) -> None:
+def test_the_later_of_two_equally_deep_layers_takes_the_add(operands: str, tmp_path: Path) -> None:
     nodes = [conv("x", "a", "first"), conv("x", "b", "second"), node("Add", operands, "z"), node("Relu", "z", "y")]
     layers = layers_of(tmp_path, model(nodes, constants(w=SQUARE)))
     assert list(layers) == ["first", "second"]

@@ -1,4 +1,4 @@
-"""Checkpoints: how many rows of a fully connected layer belong to an image, whatever order the rows come in."""
+"""ONNX reader: rows per image of fully connected layers, for any order of axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: linear layers along an axis that a Transpose makes the channels are 1x1 convolutions without it."""
+"""ONNX reader: linear layers before a Transpose to channels first become 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import AddResidual, Conv2d, Linear
 from tests.unit.onnx_models import Shape, constants, info, model, node, save, values
-from tests.unit.test_rest import outputs_of
+from tests.unit.test_residual_graph import outputs_of
 
 LAST, FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 IMAGE = ("N", 6, 5, 7)
 
 
 def block(*nodes: onnx.NodeProto, x: Shape = IMAGE, **arrays: Any) -> onnx.ModelProto:
-    """Of input and z [N, 6, 5, 7] to y, with weights u [6, 24] and w [24, 6]."""
+    """A model from the inputs x and z [N, 6, 5, 7] to y, with weights u [6, 24] and w [24, 6]."""
     tensors = {"u": values(6, 24), "w": values(24, 6, seed=1), **arrays}
     return model(list(nodes), constants(**tensors), inputs=[info("input", x), info("z", x)], opset=20)
 
@@ -60,8 +60,8 @@ def read(folder: Path, proto: onnx.ModelProto) -> Checkpoint:
     return read_checkpoint(save(folder, proto))
 
 
-def computed_by_the_rest(checkpoint: Checkpoint, proto: onnx.ModelProto) -> Counter[str]:
-    """The operators beside the layers, once they and the layers were seen to compute what the model does."""
+def operators_of_the_residual_graph(checkpoint: Checkpoint, proto: onnx.ModelProto) -> Counter[str]:
+    """Operators of the residual graph, after checking that it and the layers compute what the model does."""
     assert checkpoint.residual_graph is not None
     sizes = [each.dim_value or 2 for each in proto.graph.input[0].type.tensor_type.shape.dim]
     given = {each.name: values(*sizes, seed=i) for i, each in enumerate(proto.graph.input)}
@@ -72,7 +72,7 @@ def computed_by_the_rest(checkpoint: Checkpoint, proto: onnx.ModelProto) -> Coun
     return Counter(each.op_type for each in onnx.load_model_from_string(rest).graph.node)
 
 
-def test_the_scale_and_the_add_behind_the_transpose_of_a_conv_next_block_are_in_its_last_layer(tmp_path: Path) -> None:
+def test_a_convnext_block_ends_with_scale_and_add_in_its_last_layer(tmp_path: Path) -> None:
     checkpoint = read(tmp_path, CONV_NEXT)
     up, down = checkpoint.layers
     assert (up.name, down.name) == ("up", "down")
@@ -81,14 +81,14 @@ def test_the_scale_and_the_add_behind_the_transpose_of_a_conv_next_block_are_in_
     assert up.spec.output_shape == (24, 5, 7)
     assert down.spec.epilogue == (AddResidual(),)
     assert (down.residual, down.output) == ("input", "y")
-    rest = computed_by_the_rest(checkpoint, CONV_NEXT)
+    rest = operators_of_the_residual_graph(checkpoint, CONV_NEXT)
     assert rest == {"Transpose": 2, "LayerNormalization": 1, "Layer": 2}
 
 
 def test_transposes_around_the_token_mixing_of_a_mixer_go_with_its_add(tmp_path: Path) -> None:
     checkpoint = read(tmp_path, MIXER)
     assert [layer.spec.output_shape for layer in checkpoint.layers] == [(24, 1, 8), (6, 1, 8)]
-    assert computed_by_the_rest(checkpoint, MIXER) == {"LayerNormalization": 1, "Layer": 2}
+    assert operators_of_the_residual_graph(checkpoint, MIXER) == {"LayerNormalization": 1, "Layer": 2}
 
 
 TO_FIRST = node("Transpose", "g", "y", perm=FIRST)
@@ -118,11 +118,11 @@ LEFT = {
 
 
 @pytest.mark.parametrize("what", LEFT)
-def test_where_no_pass_is_saved_or_it_is_another_function_the_layers_stay_linear(tmp_path: Path, what: str) -> None:
+def test_layers_stay_linear_where_no_pass_is_saved(tmp_path: Path, what: str) -> None:
     checkpoint = read(tmp_path, LEFT[what])
     assert [type(layer.spec) for layer in checkpoint.layers] == [Linear, Linear]
     if what != "a width that is not known":
-        computed_by_the_rest(checkpoint, LEFT[what])
+        operators_of_the_residual_graph(checkpoint, LEFT[what])
 
 
 def test_products_of_many_inputs_stay_linear_layers(tmp_path: Path) -> None:
@@ -145,4 +145,4 @@ def test_weights_and_scales_that_the_model_computes_are_turned_too(tmp_path: Pat
     proto = block(*nodes, **NUMBERS, v=values(6, 24, seed=5))
     checkpoint = read(tmp_path, proto)
     assert {type(layer.spec) for layer in checkpoint.layers} == {Conv2d}
-    computed_by_the_rest(checkpoint, proto)
+    operators_of_the_residual_graph(checkpoint, proto)

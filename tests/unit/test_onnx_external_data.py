@@ -1,4 +1,4 @@
-"""Checkpoints: weights in files beside the model are read from the model's folder, and from nowhere else."""
+"""ONNX reader: external data are read from the model's folder only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: a few bytes cannot ask for much memory, and long chains of nodes take steps in proportion."""
+"""ONNX reader: small files cannot demand much memory, and long chains of nodes take linear time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNEL = values(4, 3, 3, 3)
 
 
 def sparse_weights(name: str, *shape: int) -> onnx.SparseTensorProto:
-    """One value only."""
+    """A sparse tensor of this shape with one value."""
     return helper.make_sparse_tensor(tensor(name, values(1)), tensor("", np.array([0])), shape)
 
 
@@ -31,13 +31,13 @@ LIMIT = "the constants of the model take more than 0.5 MB in memory, far more th
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousandth of what is allowed, so that the test is quick."""
+    """Lowers the memory limit to a thousandth, so that tests are fast."""
     monkeypatch.setattr(limits, "LEAST_BYTES_ALLOWED", limits.LEAST_BYTES_ALLOWED >> 10)
     monkeypatch.setattr(limits, "BYTES_ALLOWED_PER_BYTE", 0)
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_sparse_constants_that_together_take_too_much_memory_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_sparse_constants_above_the_memory_limit_are_skipped(tmp_path: Path) -> None:
     number = 24
     sparse = [sparse_weights(f"w{i}", 2**10, 3, 2, 4) for i in range(number)]  # 96 KB each
     convs = [conv(f"c{i}", ("x", f"w{i}"), f"y{i}") for i in range(number)]
@@ -47,7 +47,7 @@ def test_sparse_constants_that_together_take_too_much_memory_are_skipped_with_th
 
 
 @pytest.mark.usefixtures("small_limit")
-def test_computed_constants_that_together_take_too_much_memory_are_skipped_with_the_reason(tmp_path: Path) -> None:
+def test_computed_constants_above_the_memory_limit_are_skipped(tmp_path: Path) -> None:
     shape = constants(s=np.array([2**10, 3, 2, 8]))
     fills = [node("ConstantOfShape", "s", f"w{i}", value=tensor("", np.float32([i + 1]))) for i in range(3)]
     proto = model([*fills, node("Concat", "w0 w1 w2", "v", axis=0), conv(inputs=("x", "v"))], shape)

@@ -1,4 +1,4 @@
-"""Checkpoints: a max pool behind a layer is named, and joins the layer where that is predicted to be faster."""
+"""ONNX reader: a max pool after a layer is recorded, and fused where predicted to be faster."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_1x1_kernels_and_maps_without_a_window_leave_their_pool(tmp_path: Path) 
     assert layer_of(tmp_path, net(CONV, RELU, POOL, x=("N", 3, 1, 8))).pool is None
 
 
-def test_a_map_that_is_read_again_later_is_not_pooled_by_its_layer(tmp_path: Path) -> None:
+def test_a_map_with_another_reader_is_not_pooled_by_its_layer(tmp_path: Path) -> None:
     onnx.save(unet(0.9, 0), tmp_path / "unet.onnx")
     assert [layer.name for layer in read_checkpoint(tmp_path / "unet.onnx").layers if layer.pool] == []
 
@@ -129,7 +129,7 @@ def test_a_pool_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
     assert pooled_where_faster(alone, NO_RECORDS, options) is alone
 
 
-def test_a_pool_that_saves_little_joins_no_layer_that_needs_another_tiling_for_it() -> None:
+def test_a_pool_that_saves_little_does_not_change_the_tiling() -> None:
     # Predicted 6 % faster together; conv3_3 of VGG-16, once predicted 3 % faster so, was measured 34 % slower.
     spec = Conv2d(128, 112, 112, 128, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
     assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=8)).spec == spec
@@ -138,7 +138,7 @@ def test_a_pool_that_saves_little_joins_no_layer_that_needs_another_tiling_for_i
     assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=1)).spec == spec
 
 
-def test_a_pool_whose_windows_overlap_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
+def test_an_overlapping_pool_joins_its_layer_where_predicted_faster() -> None:
     first = Conv2d(3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=(Clip(low=0.0),))
     pool = Pool("MaxPool pool", "y", MaxPool(3, (1, 1, 1, 1)))
     for batch in (1, 64):
@@ -197,7 +197,7 @@ def test_a_layer_with_a_pool_is_of_the_rolled_form() -> None:
         choose_tiling(spec, 1, random_weights(spec, 0.9).nonzeros_per_output, form="full")
 
 
-def test_a_pool_in_a_layer_is_predicted_to_take_less_than_one_beside_it() -> None:
+def test_a_fused_pool_is_predicted_faster_than_a_separate_one() -> None:
     tiling = Tiling("conv2d", 32, 8, 1, 64, 2, 8)
     joined = behind(LARGE).with_pool().spec
     assert isinstance(joined, Conv2d)
@@ -205,7 +205,7 @@ def test_a_pool_in_a_layer_is_predicted_to_take_less_than_one_beside_it() -> Non
     assert predict_microseconds(tiled(joined, tiling), 64, 0.1) < apart
 
 
-def test_the_largest_of_a_window_may_be_whatever_one_of_the_four_may_be() -> None:
+def test_a_window_may_have_any_outcome_of_its_values() -> None:
     spec = Conv2d(1, 2, 4, 1, 1, 2, padding=(0, 0, 0, 1), epilogue=(LeakyRelu(0.5), MaxPool()), data_type="float16")
     weights = Weights(np.array([[[[60000, 60000]]]], np.float32), np.zeros(1, np.float32))
     x = np.array([[[[1, 1, 1, 0.25], [0, 0, -1, -1]]]], np.float16)

@@ -1,4 +1,4 @@
-"""Checkpoints: convolutions of one and two dimensions, transposed or not, with every attribute that ONNX has."""
+"""ONNX reader: 1-D and 2-D convolutions and transposed convolutions, with every attribute."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.unit.onnx_models import (
 def one(
     operator: str, weights: tuple[int, ...], input_shape: Shape, bias: int | None = None, **attributes: Any
 ) -> onnx.ModelProto:
-    """A model of one node with random weights of that shape."""
+    """A model of one node with random weights of this shape."""
     tensors = [tensor("w", values(*weights))] + ([] if bias is None else [tensor("b", values(bias, seed=1))])
     inputs = "x w" if bias is None else "x w b"
     return model([node(operator, inputs, "y", "n", **attributes)], tensors, inputs=[info("x", input_shape)])
@@ -68,7 +68,7 @@ def test_a_convolution_of_one_dimension_has_height_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("auto_pad", "padding"), [("SAME_UPPER", (1, 3, 2, 3)), ("SAME_LOWER", (2, 3, 1, 3))])
 def test_same_padding_is_of_the_dilated_kernel(auto_pad: str, padding: tuple[int, ...], tmp_path: Path) -> None:
-    """Which onnxruntime refuses to run, so that the numbers are those of ONNX's formula."""
+    """Expected values are from ONNX's formula, since onnxruntime rejects this case."""
     proto = one("Conv", (4, 3, 2, 3), (1, 3, 8, 8), auto_pad=auto_pad, dilations=[3, 3])
     layer = layer_of(tmp_path, proto)
     assert isinstance(layer.spec, Conv2d)

@@ -1,4 +1,4 @@
-"""Checkpoints: weights and activations of one floating-point type, which is the layer's data type."""
+"""ONNX reader: the floating-point type of weights and activations is the layer's data type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def typed(name: str, array: Any, element_type: int) -> onnx.TensorProto:
 
 
 def exact(array: Any, element_type: int) -> Any:
-    """Rounded to the type, as float32."""
+    """Values rounded to the type, as float32."""
     return np.asarray(array, np.float32).astype(helper.tensor_dtype_to_np_dtype(element_type)).astype(np.float32)
 
 

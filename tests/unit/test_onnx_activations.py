@@ -1,4 +1,4 @@
-"""Checkpoints: activations after a layer, written as one node or as the chains that exporters write."""
+"""ONNX reader: activations after a layer, as one node or as patterns of several nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def after_conv(*nodes: onnx.NodeProto, opset: int = 22, **arrays: Any) -> onnx.M
 
 
 def written(text: str) -> list[onnx.NodeProto]:
-    """Nodes of `OUTPUT = OPERATOR INPUTS` each, apart by semicolons."""
+    """Nodes from text: `OUTPUT = OPERATOR INPUTS`, separated by semicolons."""
     found = []
     for line in text.split(";"):
         output, _, rest = line.strip().partition(" = ")
@@ -186,7 +186,7 @@ def test_an_operator_whose_slope_is_no_number_stays_outside(alpha: float, tmp_pa
     assert layer_of(tmp_path, after_conv(node("HardSigmoid", "c", "y", alpha=alpha))).output == "c"
 
 
-def test_an_activation_that_is_an_output_of_the_model_too_ends_the_layer(tmp_path: Path) -> None:
+def test_an_activation_that_is_a_model_output_ends_the_layer(tmp_path: Path) -> None:
     proto = after_conv(*written("s = Sigmoid c; m = Mul c s; y = Relu m"))
     proto.graph.output.append(info("s", None))
     assert layer_of(tmp_path, proto).output == "c"

@@ -1,4 +1,4 @@
-"""Checkpoints: nodes with weights that are not compiled are listed, each with a reason in words."""
+"""ONNX reader: nodes with weights that are not compiled are listed with a reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUT = info("x", ["N", 3, 8, 8])
 def skipped_beside_a_layer(
     folder: Path, node: onnx.NodeProto, tensors: Any = (), inputs: Any = (), **fields: Any
 ) -> SkippedLayer:
-    """Reads a model of one good convolution and `node`, which must be the one skipped."""
+    """The skipped node of a model of one valid convolution and `node`."""
     proto = model([conv("good"), node], [KERNEL, *tensors], inputs=[INPUT, *inputs], **fields)
     checkpoint = read_checkpoint(save(folder, proto))
     assert [layer.name for layer in checkpoint.layers] == ["good"]
@@ -59,7 +59,7 @@ def test_an_unsupported_convolution_is_skipped(
         (conv("odd", ("x", "dynamic"), "z"), values(1), None, None),
     ],
 )
-def test_a_skipped_node_says_how_large_it_is_as_far_as_that_is_known(
+def test_a_skipped_node_has_its_size_where_known(
     node: onnx.NodeProto, weights: np.ndarray[Any, Any], weights_count: int, multiply_adds: int, tmp_path: Path
 ) -> None:
     inputs = [
@@ -183,7 +183,7 @@ def test_a_size_that_no_input_decides_is_skipped_without_an_option(tmp_path: Pat
     assert "--input-shape" not in skipped.reason
 
 
-def test_a_model_in_which_everything_is_skipped_is_an_error_with_the_reasons(tmp_path: Path) -> None:
+def test_a_model_without_compiled_layers_is_an_error_with_reasons(tmp_path: Path) -> None:
     proto = model([conv("odd", group=3)], [tensor("w", values(3, 1, 3, 3))], inputs=[info("x", None)])
     with pytest.raises(CheckpointError, match=r"model\.onnx: .*nothing to compile.*odd \(Conv\): .*height and width"):
         read_checkpoint(save(tmp_path, proto))
