@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codegen.ir.layer_spec import is_gated
-from codegen.kernels.geometry import QUAD
 from codegen.kernels.lowering import AnyTiled
+from codegen.kernels.streams import QUAD
 
 
 def image_words(layer: AnyTiled) -> int:

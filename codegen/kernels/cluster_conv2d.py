@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
 from codegen.ir.dtypes import ELEMENT_BYTES
-from codegen.ir.launch import GridSize, Launch, numbers_of, tensors_of
-from codegen.ir.layer_spec import Conv2d, LayerSpec, is_bounded, is_pooled, prepares_inputs
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
+from codegen.kernels.convolution import block_region, map_parameters, staged_launch, used_rows
 from codegen.kernels.epilogue_ptx import added_instructions
-from codegen.kernels.geometry import QUAD, Geometry
+from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
-from codegen.kernels.output_region import Region
 from codegen.kernels.shared_input_tile import input_extent
+from codegen.kernels.streams import QUAD
 from codegen.kernels.weight_stream import Store, Tap
 from codegen.kernels.workload import Workload, exchange_instructions
+
+__all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources", "unsuitable", "workload"]
 
 ENTRY = "stationary"
 SOURCE = "cluster_conv2d.cu"
@@ -97,59 +99,20 @@ def shared_words(layer: TiledConvolution) -> int:
 
 
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
-    """Tiles, images, streams: those of a cluster are neighbours on z."""
-    spec = layer.spec
-    down, across = layer.tiles
-    streams = layer.streams.count if part is None else part.end - part.first
-    return Launch(
-        kernel=ENTRY,
-        grid=(GridSize(down * across), GridSize(images=layer.tiling.images), GridSize(streams)),
-        block=(layer.threads, 1, 1),
-        shared_bytes=4 * with_gates(layer, shared_words(layer)),
-        arguments=(*tensors_of(spec), *numbers_of(spec)),
-        data_type=spec.data_type,
-        output_step=prod(spec.output_shape),
-        input_step=prod(spec.input_shape) if is_bounded(spec) else None,
-    )
-
-
-def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
-    """What the block with this tile, number of images and stream stores; its images may reach beyond the batch."""
-    spec, tiling = layer.spec, layer.tiling
-    tile, image, number = block
-    _, across = layer.tiles
-    kernel = layer.streams.first_kernel(number)
-    row, column = tile // across * tiling.tile_height * tiling.rows, tile % across * tiling.tile_width
-    return Region(
-        slice(image * tiling.images, (image + 1) * tiling.images),
-        slice(min(kernel, spec.output_channels), min(kernel + layer.streams.stored_kernels, spec.output_channels)),
-        slice(row, min(row + tiling.tile_height * tiling.rows, spec.output_height)),
-        slice(column, min(column + tiling.tile_width, spec.output_width)),
-    )
+    """The launch of the kernel of a part of the layer, or of the whole layer."""
+    return staged_launch(layer, ENTRY, 4 * with_gates(layer, shared_words(layer)), part)
 
 
 def sources(layer: TiledConvolution) -> dict[str, str]:
     """The generated headers that cluster_conv2d.cu includes."""
-    spec, geometry, tile = layer.spec, layer.geometry, tile_of(layer)
+    tile = tile_of(layer)
     values: dict[str, int | str] = {
         "LOOPED": 0,
         "EDGES": 0,
         "IMAGES": layer.tiling.images,
         "SHARE_CHANNELS": layer.streams.channels,
-        "STORED_KERNELS": layer.streams.stored_kernels,
-        "HEIGHT": geometry.height,
-        "WIDTH": geometry.width,
-        "STRIDE_Y": geometry.stride[0],
-        "STRIDE_X": geometry.stride[1],
-        "STEP_Y": geometry.step[0],
-        "STEP_X": geometry.step[1],
-        "PAD_TOP": f"({geometry.pad_top})",
-        "PAD_LEFT": f"({geometry.pad_left})",
-        "OUTPUT_HEIGHT": spec.output_height,
-        "OUTPUT_WIDTH": spec.output_width,
-        "TILES_X": layer.tiles[1],
-        "CHANNEL_STEP": geometry.channel_step,
-        "IMAGE_ELEMENTS": geometry.image_elements,
+        "STORED_OUTPUTS": layer.streams.stored_outputs,
+        **map_parameters(layer),
         "ROW_PLACES": tile.columns,
         "PLANE": tile.plane,
         "IMAGE_WORDS": tile.image_words,
@@ -182,7 +145,7 @@ def _loads(statement: Sequence[Tap]) -> str:
 
 def _stores(layer: TiledConvolution) -> Iterator[Store]:
     for p in range(layer.tiling.rows):
-        for k in range(layer.streams.stored_kernels):
+        for k in range(layer.streams.stored_outputs):
             yield Store(p, k, f"IN_RANGE({p})", 0, f"{p} * OUTPUT_WIDTH + {k} * OUTPUT_PLANE")
 
 
@@ -190,10 +153,8 @@ def workload(layer: TiledConvolution) -> Workload:
     """The work of one instruction stream."""
     spec, geometry, tiling, streams, tile = layer.spec, layer.geometry, layer.tiling, layer.streams, tile_of(layer)
     taps = geometry.kernel_height * geometry.kernel_width
-    used_rows = min(
-        (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
-    )
-    sums, stored = tiling.rows * layer.sums, tiling.rows * streams.stored_kernels
+    rows = used_rows(layer)
+    sums, stored = tiling.rows * layer.sums, tiling.rows * streams.stored_outputs
     element = ELEMENT_BYTES[spec.data_type]
     outputs = spec.output_channels * spec.output_height * spec.output_width
     return Workload(
@@ -201,19 +162,19 @@ def workload(layer: TiledConvolution) -> Workload:
         threads=layer.threads,
         sums=sums,
         terms=sums * taps * streams.channels,
-        inputs=used_rows * geometry.kernel_width * streams.channels // QUAD,
+        inputs=rows * geometry.kernel_width * streams.channels // QUAD,
         pointers=tile.pointers,
         copies=tile.pointers * streams.channels,
         chunks=streams.chunks,
         stores=exchange_instructions(sums, tiling.cluster) + stored * (1 + added_instructions(spec.epilogue)),
         slots=sums * taps * tiling.chunk_channels,
-        results=sums * used_rows * tiling.chunk_channels // QUAD,
+        results=sums * rows * tiling.chunk_channels // QUAD,
         tile_bytes=streams.channels * tiling.images * tile.rows * (tile.columns * element * geometry.step[1] + 28),
         input_bytes=element * geometry.image_elements,
         output_bytes=element * outputs,
         largest_offset_bytes=element * max(outputs, QUAD * geometry.channel_step),
         conflicts=float(QUAD),
-        prepared=used_rows * streams.channels if prepares_inputs(spec) else 0,
+        prepared=rows * streams.channels if prepares_inputs(spec) else 0,
         gate_loads=gate_loads(layer),
         loop_instructions=LOOP_INSTRUCTIONS * tile.pointers if is_refilled(layer) else 1.0,
     )

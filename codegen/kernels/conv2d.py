@@ -5,25 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from math import prod
 
 from codegen.ir.dtypes import ELEMENT_BYTES
 from codegen.ir.epilogue import POOL_STRIDE
-from codegen.ir.launch import GridSize, Launch, numbers_of, tensors_of
-from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear, is_bounded, is_pooled, prepares_inputs
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.block_order import order_parameters
 from codegen.kernels.candidate_blocks import blocks, cluster_blocks, divisions, paired_blocks
 from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
+from codegen.kernels.convolution import block_region, map_parameters, staged_launch, used_rows
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
 from codegen.kernels.max_pool import exchanged_by, pool_parameters, pooled_epilogue, stores_of, with_windows
-from codegen.kernels.output_region import Region
 from codegen.kernels.register_budget import carried, held, most_registers, resident_blocks, sum_registers
 from codegen.kernels.shared_input_tile import BANKS, InputTile, input_extent
 from codegen.kernels.weight_stream import Store, Tap
 from codegen.kernels.workload import ASYNCHRONOUS_COPY, SHARED_BYTES, Workload, average_conflicts, exchange_instructions
+
+__all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources", "unsuitable", "workload"]
 
 ENTRY = "conv2d"
 SOURCE = "conv2d.cu"
@@ -67,20 +68,8 @@ def cluster_refusal(spec: LayerSpec, geometry: Geometry) -> str:
 
 
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
-    """Tiles, images, K groups: the group is slowest so that all multiprocessors follow one stream at a time."""
-    spec, tiling = layer.spec, layer.tiling
-    down, across = layer.tiles
-    groups = layer.streams.count if part is None else part.end - part.first
-    return Launch(
-        kernel=ENTRY,
-        grid=(GridSize(down * across), GridSize(images=tiling.images), GridSize(groups)),
-        block=(layer.threads, 1, 1),
-        shared_bytes=_shared_bytes(layer, tiling.stages),
-        arguments=(*tensors_of(spec), *numbers_of(spec)),
-        data_type=spec.data_type,
-        output_step=prod(spec.output_shape),
-        input_step=prod(spec.input_shape) if is_bounded(spec) else None,
-    )
+    """The launch of the kernel of a part of the layer, or of the whole layer."""
+    return staged_launch(layer, ENTRY, _shared_bytes(layer, layer.tiling.stages), part)
 
 
 def _shared_bytes(layer: TiledConvolution, stages: int) -> int:
@@ -91,30 +80,6 @@ def _shared_words(layer: TiledConvolution, stages: int) -> int:
     """Chunks, or afterwards the sums that other threads or the other blocks of a cluster read; without gates."""
     exchanged = layer.tiling.rows * layer.sums * layer.threads if layer.tiling.cluster > 1 else 0
     return with_windows(layer, max(layer.input_tile.shared_words(stages), exchanged))
-
-
-def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
-    """What the block with this tile, number of images and K group computes; its images may reach beyond the batch."""
-    spec, geometry, tiling = layer.spec, layer.geometry, layer.tiling
-    tile, image, group = block
-    _, across = layer.tiles
-    kernel = layer.streams.first_kernel(group)
-    # A stream at the end of a span has fewer kernels than the others.
-    end = (kernel // layer.streams.span_outputs + 1) * layer.streams.span_outputs
-    window = POOL_STRIDE if is_pooled(spec) else 1
-    rows, columns = layer.tile_steps
-    columns *= layer.pairing.neighbours
-    return Region(
-        slice(image * tiling.images, (image + 1) * tiling.images),
-        slice(kernel, max(kernel, min(kernel + layer.streams.stored_kernels, end, spec.output_channels))),
-        _outputs(tile // across, rows // window, geometry.phases[0], geometry.crop[0], spec.output_height),
-        _outputs(tile % across, columns // window, geometry.phases[1], geometry.crop[1], spec.output_width),
-    )
-
-
-def _outputs(tile: int, positions: int, phases: int, crop: int, outputs: int) -> slice:
-    start = tile * positions * phases - crop
-    return slice(max(start, 0), min(start + positions * phases, outputs))
 
 
 def sources(layer: TiledConvolution) -> dict[str, str]:
@@ -150,38 +115,27 @@ def _address(layer: TiledConvolution) -> weight_stream.Address:
 
 
 def _parameters(layer: TiledConvolution) -> str:
-    spec, tiling, geometry, tile, pair = layer.spec, layer.tiling, layer.geometry, layer.input_tile, layer.pairing
+    tiling, geometry, tile, pair = layer.tiling, layer.geometry, layer.input_tile, layer.pairing
     edges = [(edge.row or 0, edge.column * geometry.dilation[1]) for edge in tile.edges]
     values: dict[str, int | str] = {
         "LOOPED": 0,
         "IMAGES": tiling.images,
         "SHARE_CHANNELS": layer.streams.channels,
-        "STORED_KERNELS": layer.streams.stored_kernels,
+        "STORED_OUTPUTS": layer.streams.stored_outputs,
         "RESIDENT_BLOCKS": resident_blocks(layer),
         "PAIR_IMAGES": pair.images,
         "PAIR_COLUMNS": pair.columns,
         "NEIGHBOURS": pair.neighbours,
-        "HEIGHT": geometry.height,
-        "WIDTH": geometry.width,
-        "STRIDE_Y": geometry.stride[0],
-        "STRIDE_X": geometry.stride[1],
-        "STEP_Y": geometry.step[0],
-        "STEP_X": geometry.step[1],
+        **map_parameters(layer),
         "PAD_TOP": f"({tile.rows_above})",
-        "PAD_LEFT": f"({geometry.pad_left})",
         "UP_Y": geometry.phases[0],
         "UP_X": geometry.phases[1],
         "CROP_Y": geometry.crop[0],
         "CROP_X": geometry.crop[1],
-        "OUTPUT_HEIGHT": spec.output_height,
-        "OUTPUT_WIDTH": spec.output_width // pair.neighbours,
-        "TILES_X": layer.tiles[1],
         "TILE_STEP_Y": layer.tile_steps[0],
         "TILE_STEP_X": layer.tile_steps[1],
         "WHOLE_ROWS": int(tile.whole_rows),
         "ROW_STEP": geometry.row_step,
-        "CHANNEL_STEP": geometry.channel_step,
-        "IMAGE_ELEMENTS": geometry.image_elements,
         "PATCH_GAP": tile.patch_gap,
         "ROW_LENGTH": (geometry.channel_step * (tiling.chunk_channels if tile.merged else 1))
         if tile.whole_rows
@@ -231,7 +185,7 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
     for p in range(tiling.rows):
         for q in range(pair.images * pair.columns):
             image, column = (q, 0) if pair.images == 2 else (0, q)
-            for k in range(layer.streams.stored_kernels):
+            for k in range(layer.streams.stored_outputs):
                 for phase in range(geometry.phase_count):
                     down, across = p * up_y + phase // up_x, column * tiling.tile_width // window * up_x + phase % up_x
                     yield Store(
@@ -254,32 +208,30 @@ def workload(layer: TiledConvolution) -> Workload:
         layer.pairing,
     )
     height, width = input_extent(geometry, tiling)
-    kernels = min(tiling.group_outputs, geometry.group_outputs) if geometry.groups > 1 else tiling.group_outputs
+    group_outputs = min(tiling.group_outputs, geometry.group_outputs) if geometry.groups > 1 else tiling.group_outputs
     taps = geometry.kernel_height * geometry.kernel_width
-    used_rows = min(
-        (tiling.rows - 1) * geometry.tile_stride[0] + geometry.kernel_height, tiling.rows * geometry.kernel_height
-    )
+    rows = used_rows(layer)
     sums = tiling.rows * layer.sums
     outputs = spec.output_channels * spec.output_height * spec.output_width
     element = ELEMENT_BYTES[spec.data_type]
     word = element * pair.neighbours
-    per_channel = tiling.rows * kernels * geometry.phase_count * taps
+    per_channel = tiling.rows * group_outputs * geometry.phase_count * taps
     return Workload(
         streams=streams.count,
         threads=layer.threads,
         sums=sum_registers(layer),
         terms=per_channel * streams.channels,
-        inputs=used_rows * geometry.kernel_width * streams.channels // tile.vector,
+        inputs=rows * geometry.kernel_width * streams.channels // tile.vector,
         pointers=tile.pointers_held,
         copies=tile.copies * streams.chunks,
         chunks=streams.chunks,
-        prepared=used_rows * geometry.kernel_width * streams.channels if prepares_inputs(spec) else 0,
+        prepared=rows * geometry.kernel_width * streams.channels if prepares_inputs(spec) else 0,
         gate_loads=gate_loads(layer),
         stores=stores_of(layer, sums * pair.halves // streams.shares)
         + exchange_instructions(sums, tiling.cluster, pair.halves),
         slots=per_channel * tiling.chunk_channels,
         results=sums
-        * used_rows
+        * rows
         * tiling.chunk_channels
         // (weight_stream.POINTWISE_CHANNELS if taps == tiling.rows == 1 else 1),
         tile_bytes=streams.channels * tiling.images * height * _row_bytes(geometry, tile, word * pair.columns, width),

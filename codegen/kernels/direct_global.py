@@ -9,12 +9,14 @@ from codegen.ir.launch import GridSize, Launch, tensors_of
 from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
+from codegen.kernels.convolution import block_region
 from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
-from codegen.kernels.output_region import Region
 from codegen.kernels.weight_stream import Store
 from codegen.kernels.workload import Workload
+
+__all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources", "unsuitable", "workload"]
 
 ENTRY = "unstaged"
 SOURCE = "direct_global.cu"
@@ -43,6 +45,8 @@ def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
         return "its input does not go through shared memory: it has no stages"
     if tiling.cluster > 1:
         return "its channels are not divided over clusters"
+    if tiling.images > 1:
+        return "a block has one image"
     if tiling.order != "group":
         return "its blocks have no other order"
     return "" if tiling.form == "rolled" else "it has no full template"
@@ -66,18 +70,6 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
         ),
         data_type=spec.data_type,
         output_step=prod(spec.output_shape),
-    )
-
-
-def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
-    """What the block with these columns, image and K group computes."""
-    across, image, group = block
-    size, width = layer.tiling.group_outputs, layer.tiling.tile_width
-    return Region(
-        slice(image, image + 1),
-        slice(group * size, min((group + 1) * size, layer.spec.output_channels)),
-        slice(0, 1),
-        slice(across * width, min((across + 1) * width, layer.geometry.width)),
     )
 
 

@@ -10,9 +10,10 @@ from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.epilogue_ptx import added_instructions
-from codegen.kernels.geometry import QUAD, Geometry
+from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
+from codegen.kernels.streams import QUAD
 from codegen.kernels.weight_stream import Store
 from codegen.kernels.workload import ASYNCHRONOUS_COPY, Workload, bank_conflicts, exchange_instructions
 
@@ -112,11 +113,15 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
 
 
 def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
-    """What the block with this blockIdx.x and stream stores; it may reach beyond the batch."""
-    outputs, rows = layer.spec.outputs, block_rows(layer)
-    kernel = layer.streams.first_kernel(block[2])
-    end = kernel + layer.streams.stored_kernels
-    return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(min(kernel, outputs), min(end, outputs)))
+    """The outputs of the block with these rows and this stream; its rows may reach beyond the batch."""
+    return region_of_rows(layer, block, block_rows(layer))
+
+
+def region_of_rows(layer: TiledLinear, block: tuple[int, int, int], rows: int) -> Region:
+    """The outputs of a block of `rows` rows: blockIdx.x counts such blocks, blockIdx.z streams."""
+    outputs, first = layer.spec.outputs, layer.streams.first_output(block[2])
+    end = first + layer.streams.stored_outputs
+    return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(min(first, outputs), min(end, outputs)))
 
 
 def _copies(layer: TiledLinear) -> int:
@@ -135,7 +140,7 @@ def sources(layer: TiledLinear) -> dict[str, str]:
         "HELD": copies * (2 if layer.spec.data_type == "float16" else unit(layer)),
         "ADVANCE": layer.tiling.chunk_channels,
         "SHARE_CHANNELS": layer.streams.chunks * layer.tiling.chunk_channels,
-        "STORED_KERNELS": layer.streams.stored_kernels,
+        "STORED_OUTPUTS": layer.streams.stored_outputs,
         "JUMP": 0,
         "JUMP_AFTER": 1,
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
@@ -156,15 +161,15 @@ def _stores(layer: TiledLinear) -> Iterator[Store]:
     for p in range(tiling.rows):
         for q in range(pairs(layer)):
             rows = f"{p + q * tiling.rows} * THREADS"
-            for k in range(layer.streams.stored_kernels):
-                yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * KERNELS + {k}")
+            for k in range(layer.streams.stored_outputs):
+                yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * OUTPUT_CHANNELS + {k}")
 
 
 def workload(layer: TiledLinear) -> Workload:
     """The work of one instruction stream."""
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_outputs, layer.streams.channels
-    stored = tiling.rows * layer.streams.stored_kernels * pairs(layer)
+    stored = tiling.rows * layer.streams.stored_outputs * pairs(layer)
     exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer))
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)

@@ -16,9 +16,10 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.ir.tiling import KernelName, Part, Tiling
 from codegen.kernels.fp16_packing import Pairing, pairing
-from codegen.kernels.geometry import Geometry, Streams
+from codegen.kernels.geometry import Geometry
 from codegen.kernels.output_region import Region
 from codegen.kernels.shared_input_tile import InputTile, input_tile
+from codegen.kernels.streams import Streams
 from codegen.kernels.workload import Workload
 
 Spec = TypeVar("Spec", bound=LayerSpec, covariant=True)

@@ -15,10 +15,23 @@ from codegen.ir.launch import GridSize, Launch, tensors_of
 from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
+from codegen.kernels.convolution import block_region, map_parameters
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import AnyTiled, LoweredConvolution, TiledConvolution
-from codegen.kernels.output_region import Region
 from codegen.kernels.workload import Workload, table_refusal, table_workload
+
+__all__ = [
+    "ENTRY",
+    "SOURCE",
+    "block_region",
+    "launch_of",
+    "refusal",
+    "sources",
+    "table",
+    "table_bytes",
+    "unsuitable",
+    "workload",
+]
 
 ENTRY = "tabled_conv2d"
 SOURCE = "table_conv2d.cu"
@@ -59,7 +72,7 @@ def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
 
 def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
-    return table_refusal(tiling)
+    return "a block has one image" if tiling.images > 1 else table_refusal(tiling)
 
 
 @dataclass(frozen=True)
@@ -198,47 +211,21 @@ def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
     )
 
 
-def block_region(layer: TiledConvolution, block: tuple[int, int, int]) -> Region:
-    """What the block with this tile, image and stream stores."""
-    spec, tile = layer.spec, tile_of(layer)
-    _, across = layer.tiles
-    kernel = layer.streams.first_kernel(block[2])
-    row, column = block[0] // across * tile.rows, block[0] % across * tile.columns
-    return Region(
-        slice(block[1], block[1] + 1),
-        slice(min(kernel, spec.output_channels), min(kernel + layer.streams.stored_kernels, spec.output_channels)),
-        slice(row, min(row + tile.rows, spec.output_height)),
-        slice(column, min(column + tile.columns, spec.output_width)),
-    )
-
-
 def sources(layer: TiledConvolution) -> dict[str, str]:
     """The generated headers that table_conv2d.cu includes."""
-    spec, geometry, tile = layer.spec, layer.geometry, tile_of(layer)
+    geometry, tile = layer.geometry, tile_of(layer)
     values: dict[str, int | str] = {
         "CLUSTER": 1,
         "SHARES": layer.tiling.cluster,
         "STAGE": 0,
         "UNIT": _copied(layer),
-        "HEIGHT": geometry.height,
-        "WIDTH": geometry.width,
-        "STRIDE_Y": geometry.stride[0],
-        "STRIDE_X": geometry.stride[1],
-        "STEP_Y": geometry.step[0],
-        "STEP_X": geometry.step[1],
+        **map_parameters(layer),
         "TILE_STRIDE_Y": geometry.tile_stride[0],
         "TILE_STRIDE_X": geometry.tile_stride[1],
-        "PAD_TOP": f"({geometry.pad_top})",
-        "PAD_LEFT": f"({geometry.pad_left})",
-        "OUTPUT_HEIGHT": spec.output_height,
-        "OUTPUT_WIDTH": spec.output_width,
-        "TILES_X": layer.tiles[1],
         "TILE_ROWS": tile.rows,
         "TILE_COLUMNS": tile.columns,
         "ROW_Y": tile.row_y,
         "ROW_X": tile.row_x,
-        "CHANNEL_STEP": geometry.channel_step,
-        "IMAGE_ELEMENTS": geometry.image_elements,
         "ROW_PLACES": tile.row_places,
         "PLANE": tile.plane,
         "ZEROS": tile.plane,

@@ -14,6 +14,7 @@ from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.geometry import Geometry
+from codegen.kernels.linear import region_of_rows
 from codegen.kernels.lowering import AnyTiled, LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
 from codegen.kernels.workload import SHARED_BYTES, Workload, table_refusal, table_workload
@@ -152,12 +153,8 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
 
 
 def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
-    """What the block with these rows and outputs stores; it may reach beyond the batch."""
-    images, kernels = layer.tiling.images, layer.tiling.group_outputs
-    first = block[2] * kernels
-    return Region(
-        slice(block[0] * images, (block[0] + 1) * images), slice(first, min(first + kernels, layer.spec.outputs))
-    )
+    """The outputs of the block with these rows and this stream; its rows may reach beyond the batch."""
+    return region_of_rows(layer, block, layer.tiling.images)
 
 
 def sources(layer: TiledLinear) -> dict[str, str]:

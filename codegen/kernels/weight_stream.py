@@ -15,10 +15,11 @@ from codegen.ir.dtypes import from_float32
 from codegen.ir.layer_spec import AddResidual, LayerSpec, is_bounded, is_gated, prepares_inputs
 from codegen.ir.tiling import Tiling
 from codegen.kernels.epilogue_ptx import step_text
-from codegen.kernels.geometry import QUAD, Geometry, phase_weights
+from codegen.kernels.geometry import Geometry, phase_weights
 from codegen.kernels.input_transforms import prepared_input, with_prepared_inputs
 from codegen.kernels.lowering import AnyTiled
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, immediate, spread_placeholders
+from codegen.kernels.streams import QUAD
 
 POINTWISE_CHANNELS = 4
 """Channels per statement where a channel has one input."""
@@ -178,12 +179,12 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
         "FULL": int(tiling.form == "full"),
         "CHANNELS": geometry.channels,
-        "KERNELS": geometry.output_channels,
+        "OUTPUT_CHANNELS": geometry.output_channels,
         "SPAN_CHANNELS": streams.span_channels,
-        "SPAN_KERNELS": streams.span_outputs,
+        "SPAN_OUTPUTS": streams.span_outputs,
         "SPANS": streams.spans,
         "GROUPS_PER_SPAN": streams.streams_per_span,
-        "GROUP_KERNELS": tiling.group_outputs,
+        "GROUP_OUTPUTS": tiling.group_outputs,
         "SUMS": layer.sums,
         "CHUNK_CHANNELS": tiling.chunk_channels,
         "CHUNKS": streams.chunks,
@@ -291,7 +292,7 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
     kernel_bits = kernel_bits.reshape(geometry.output_channels, -1, geometry.kernel_height, geometry.kernel_width)
     lines = []
     for g in range(streams.count):
-        first = streams.first_kernel(g)
+        first = streams.first_output(g)
         kernels = range(first, min(first + tiling.group_outputs, geometry.output_channels))
         lines.append(f"if (blockIdx.z == {g}) {{")
         for n in range(streams.chunks):

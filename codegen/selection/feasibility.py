@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from codegen.kernels import AnyTiled
-from codegen.kernels.geometry import fits
 from codegen.kernels.max_pool import has_whole_windows
 from codegen.kernels.register_budget import REGISTERS
+from codegen.kernels.streams import fits
 from codegen.kernels.workload import BLOCK_SHARED_BYTES, CLUSTER_SHARED_BYTES, SHARED_BYTES
 from codegen.selection.costs.stream import registers_of
 

@@ -113,7 +113,7 @@ def dot_products(spec: LayerSpec, weights: Weights, x: NDArray[Any], region: Reg
         raise ValueError(f"an input of the shape {list(x.shape)} for a layer of {['N', *spec.input_shape]}")
     if isinstance(spec, Linear):
         spec, x = Conv2d(spec.inputs, 1, 1, spec.outputs, 1, 1, data_type=spec.data_type), x[:, :, None, None]
-    images, outputs = _range(region.images, len(x)), _range(region.kernels, spec.output_channels)
+    images, outputs = _range(region.images, len(x)), _range(region.outputs, spec.output_channels)
     output_rows, output_columns = _range(region.rows, spec.output_height), _range(region.columns, spec.output_width)
     rows, inputs_y = _tap_overlaps(spec, 0, output_rows)
     columns, inputs_x = _tap_overlaps(spec, 1, output_columns)

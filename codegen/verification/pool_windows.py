@@ -39,7 +39,7 @@ class Windows:
             outside.append((inside.start - begin, max(0, after - size)) if end > first else (0, 0))
             count.append(max(0, end - first))
         return Windows(
-            pool.window, (count[0], count[1]), Region(region.images, region.kernels, *slices), (outside[0], outside[1])
+            pool.window, (count[0], count[1]), Region(region.images, region.outputs, *slices), (outside[0], outside[1])
         )
 
     def places(self, map_values: NDArray[Any], nothing: Any) -> list[NDArray[Any]]:

@@ -143,7 +143,7 @@ class Stream:
 
     def statements(self, group: int, chunk: int) -> Iterator[list[Term]]:
         """The multiply-adds of a chunk, divided as the template's statements are."""
-        first = self.divided.streams.first_kernel(group)
+        first = self.divided.streams.first_output(group)
         kernels = range(first, min(first + self.divided.tiling.group_outputs, self.divided.geometry.output_channels))
         inputs = iter(self.inputs)
         for statement in taps(self.divided):
@@ -164,7 +164,7 @@ class Stream:
 
     def stores(self, group: int) -> Iterator[str]:
         """The lines of the kernels that exist, with their biases."""
-        first = self.divided.streams.first_kernel(group)
+        first = self.divided.streams.first_output(group)
         for line in self.epilogue:
             match = _STORE.match(line)
             assert match is not None

@@ -18,7 +18,8 @@ from codegen.errors import TilingError
 from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.kernels import canonical, launch_of, lower, stream_count, tiled
-from codegen.kernels.geometry import Streams, fits, geometry_of
+from codegen.kernels.geometry import geometry_of
+from codegen.kernels.streams import Streams, fits
 from codegen.kernels.workload import bank_conflicts
 from codegen.model_zoo import TEN_OPERATORS
 from codegen.selection.candidates import candidates

@@ -145,11 +145,11 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
     assert made.weights.shape == (layer.streams.count, layer.streams.chunks, len(slots(layer).sums))
     assert sorted(made.weights[made.weights != 0].tolist()) == weights.kernel.ravel().tolist()
     assert made.biases[made.exists].tolist() == weights.bias.tolist()
-    firsts = [layer.streams.first_kernel(stream) for stream in range(layer.streams.count)]
-    stored = [kernel for first in firsts for kernel in range(first, first + layer.streams.stored_kernels)]
+    firsts = [layer.streams.first_output(stream) for stream in range(layer.streams.count)]
+    stored = [kernel for first in firsts for kernel in range(first, first + layer.streams.stored_outputs)]
     assert stored == list(range(len(stored)))
     regions = [layer.block_region((0, 0, stream)) for stream in range(layer.streams.count)]
-    assert [k for region in regions for k in range(region.kernels.start, region.kernels.stop)] == list(range(kernels))
+    assert [k for region in regions for k in range(region.outputs.start, region.outputs.stop)] == list(range(kernels))
 
 
 def test_each_stream_of_a_split_layer_has_the_bounds_of_its_channels() -> None:

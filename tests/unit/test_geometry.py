@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, Linear
 from codegen.ir.tiling import Tiling
-from codegen.kernels.geometry import Streams, canonical, fits, geometry_of, phase_weights
+from codegen.kernels.geometry import canonical, geometry_of, phase_weights
+from codegen.kernels.streams import Streams, fits
 from codegen.verification.reference import layer_output
 
 
@@ -157,7 +158,7 @@ def test_first_kernel_and_by_stream_agree_and_reach_every_kernel_once(layer: tup
     found = []
     for stream, row in enumerate(numbers.tolist()):
         kernels = [number - 1 for number in row if number]
-        assert kernels == list(range(streams.first_kernel(stream), streams.first_kernel(stream) + len(kernels)))
+        assert kernels == list(range(streams.first_output(stream), streams.first_output(stream) + len(kernels)))
         assert row[len(kernels) :] == [0] * (tiling.group_outputs - len(kernels))
         found += kernels
     assert found == list(range(spec.output_channels))

@@ -61,7 +61,7 @@ def test_a_1x1_kernel_of_float16_has_the_words_and_copies_of_one_of_float32_on_h
 
 def test_a_block_covers_both_neighbours() -> None:
     region = tiled(POINTWISE, Tiling("conv2d", 32, 1, 1, 16, 8, 3)).block_region((3, 1, 1))
-    assert (region.images, region.kernels) == (slice(1, 2), slice(16, 32))
+    assert (region.images, region.outputs) == (slice(1, 2), slice(16, 32))
     assert (region.rows, region.columns) == (slice(0, 1), slice(192, 196))
 
 
@@ -102,7 +102,7 @@ def test_a_linear_layer_of_float16_is_offered_the_loops_of_float32_and_loads_fou
 
 def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() -> None:
     region = tiled(HALF, TWO).block_region((0, 1, 1))
-    assert (region.images, region.kernels) == (slice(2, 4), slice(16, 32))
+    assert (region.images, region.outputs) == (slice(2, 4), slice(16, 32))
     assert (region.rows, region.columns) == (slice(0, 4), slice(0, 56))
     assert [launch_of(HALF, TWO).grid_at(batch)[1] for batch in (1, 2, 3)] == [1, 1, 2]
 

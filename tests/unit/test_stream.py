@@ -14,8 +14,9 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear
 from codegen.ir.tiling import KernelName, Tiling
 from codegen.kernels import tiled
-from codegen.kernels.geometry import Streams, geometry_of, phase_weights
+from codegen.kernels.geometry import geometry_of, phase_weights
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, spread_placeholders
+from codegen.kernels.streams import Streams
 from codegen.kernels.weight_stream import POINTWISE_CHANNELS, bits, full_placeholders, full_values, slots, taps, values
 
 
@@ -58,10 +59,10 @@ def test_every_weight_is_multiplied_once_in_each_row_of_a_thread_for_its_own_ker
         for (stream, _, slot), value in np.ndenumerate(made.weights)
         if value
     )
-    first_kernels = [streams.first_kernel(stream) for stream in range(streams.count)]
-    stream_of = np.searchsorted(first_kernels, np.arange(geometry.output_channels), side="right") - 1
+    first_outputs = [streams.first_output(stream) for stream in range(streams.count)]
+    stream_of = np.searchsorted(first_outputs, np.arange(geometry.output_channels), side="right") - 1
     expected = Counter(
-        (int(value), int(stream_of[k]), row, (k - first_kernels[stream_of[k]]) * geometry.phase_count + phase)
+        (int(value), int(stream_of[k]), row, (k - first_outputs[stream_of[k]]) * geometry.phase_count + phase)
         for (k, phase, *_), value in np.ndenumerate(phase_weights(spec, weights))
         if value
         for row in range(tiling.rows)

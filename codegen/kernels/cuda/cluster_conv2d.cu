@@ -10,7 +10,7 @@
 #include "parameters.h"
 #define THREADS (TILE_WIDTH * TILE_HEIGHT * IMAGES)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
-#define IMAGE_OUTPUTS (KERNELS * OUTPUT_PLANE)
+#define IMAGE_OUTPUTS (OUTPUT_CHANNELS * OUTPUT_PLANE)
 #include "memory.cuh"
 
 extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS)
@@ -26,7 +26,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
     group += blockIdx.z;
     const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
-    const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
+    const int first_output = group / CLUSTER * GROUP_OUTPUTS + rank * STORED_OUTPUTS;
 
     Copies copies;
     const Element* channels = input + (size_t)first_image * IMAGE_STEP + (size_t)first_channel * CHANNEL_STEP;
@@ -47,7 +47,7 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
     }
 
     const int out_y = tile_row + row, out_x = tile_column + column;
-    const long long of_image = (long long)first_kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
+    const long long of_image = (long long)first_output * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
     Element* out[] = {output + (long long)(first_image + image) * output_step + of_image};
 #if HAS_RESIDUAL
     const Element* residual = added + (long long)(first_image + image) * IMAGE_OUTPUTS + of_image;

@@ -20,24 +20,24 @@
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     // All shares are on their way before the first is waited for.
-    Share share[CLUSTER][ROWS][STORED_KERNELS];
-    float total[ROWS * PAIRS][STORED_KERNELS];
+    Share share[CLUSTER][ROWS][STORED_OUTPUTS];
+    float total[ROWS * PAIRS][STORED_OUTPUTS];
 #pragma unroll
     for (int g = 0; g < CLUSTER; ++g) {
         unsigned sums;
         asm volatile("mapa.shared::cluster.u32 %0,%1,%2;"
-                     : "=r"(sums) : "r"(tile_address + (rank * STORED_KERNELS * THREADS + thread) * 4), "r"(g));
+                     : "=r"(sums) : "r"(tile_address + (rank * STORED_OUTPUTS * THREADS + thread) * 4), "r"(g));
 #pragma unroll
         for (int p = 0; p < ROWS; ++p)
 #pragma unroll
-            for (int j = 0; j < STORED_KERNELS; ++j) LOAD_SHARE(share[g][p][j], sums + (p * SUMS + j) * THREADS * 4);
+            for (int j = 0; j < STORED_OUTPUTS; ++j) LOAD_SHARE(share[g][p][j], sums + (p * SUMS + j) * THREADS * 4);
     }
 #pragma unroll
     for (int g = 0; g < CLUSTER; ++g)
 #pragma unroll
         for (int p = 0; p < ROWS; ++p)
 #pragma unroll
-            for (int j = 0; j < STORED_KERNELS; ++j) {
+            for (int j = 0; j < STORED_OUTPUTS; ++j) {
 #if DATA_TYPE == FLOAT16
                 float first, second;
                 asm("{ .reg .b16 l,h; mov.b32 {l,h},%2; cvt.f32.f16 %0,l; cvt.f32.f16 %1,h; }"

@@ -14,7 +14,7 @@
 #include "parameters.h"
 #define THREADS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
-#define IMAGE_OUTPUTS (KERNELS * OUTPUT_PLANE)
+#define IMAGE_OUTPUTS (OUTPUT_CHANNELS * OUTPUT_PLANE)
 #define PRESENT(j, channel) present[j]
 // Where two neighbouring columns of float16 are one word, that is the element here, and columns are counted in words.
 #define OUTPUT_STEP (output_step >> (NEIGHBOURS - 1))
@@ -50,10 +50,10 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
 #endif
 #if CLUSTER > 1
     const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
-    const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
+    const int first_output = group / CLUSTER * GROUP_OUTPUTS + rank * STORED_OUTPUTS;
 #else
     const int span = SPANS == 1 ? 0 : group / GROUPS_PER_SPAN, first_channel = span * SPAN_CHANNELS;
-    const int first_kernel = span * SPAN_KERNELS + (group - span * GROUPS_PER_SPAN) * GROUP_KERNELS;
+    const int first_output = span * SPAN_OUTPUTS + (group - span * GROUPS_PER_SPAN) * GROUP_OUTPUTS;
 #endif
 
     Copies copies;
@@ -96,7 +96,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
 
     const int out_y = ((tile_row + row) * UP_Y - CROP_Y) >> POOLED;
     const int out_x = ((tile_column + column) * UP_X - CROP_X) >> POOLED;
-    const long long of_image = (long long)first_kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
+    const long long of_image = (long long)first_output * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;
     Element* out[PAIR_IMAGES];
 #pragma unroll
     for (int i = 0; i < PAIR_IMAGES; ++i) out[i] = output + (long long)(first_image + image + i) * OUTPUT_STEP + of_image;

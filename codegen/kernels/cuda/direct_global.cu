@@ -21,7 +21,7 @@
 #define GIVEN_UP_FIRST 0
 #define PRESENT(j, channel) 0
 #define ENABLED(channel, c) 0
-#define IMAGE_OUTPUTS (KERNELS * WIDTH)
+#define IMAGE_OUTPUTS (OUTPUT_CHANNELS * WIDTH)
 #include "memory.cuh"
 
 #if LISTED
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     asm volatile("{ .reg .pred p; setp.ne.u64 p,%1,0; @p ld.global.s32 %0,[%2]; }"
                  : "+r"(place) : "l"(places), "l"(places + column) : "memory");
     const Element* in = input + (long long)(place / WIDTH) * (CHANNELS * WIDTH) + place % WIDTH;
-    Element* out[] = {output + (long long)(column / WIDTH) * output_step + group * (GROUP_KERNELS * WIDTH) + column % WIDTH};
+    Element* out[] = {output + (long long)(column / WIDTH) * output_step + group * (GROUP_OUTPUTS * WIDTH) + column % WIDTH};
     const bool inside = true;
     unsigned any = 0;
 #else
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     // A mask, not a choice: that could become a branch.
     const int here = column & -(int)inside;
     const Element* in = input + (size_t)blockIdx.y * (CHANNELS * WIDTH) + here;
-    const size_t of_image = group * (GROUP_KERNELS * WIDTH) + here;
+    const size_t of_image = group * (GROUP_OUTPUTS * WIDTH) + here;
     Element* out[] = {output + (long long)blockIdx.y * output_step + of_image};
 #if HAS_RESIDUAL
     const Element* residual = added + (size_t)blockIdx.y * IMAGE_OUTPUTS + of_image;

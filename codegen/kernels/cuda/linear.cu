@@ -2,7 +2,7 @@
 //
 // One input element is multiplied into a whole group of outputs, whose weights stay where they are, in the instructions
 // (Shi et al., 2020: one input element times a weight row). A block computes THREADS * ROWS rows of
-// the batch (in float16 twice as many) for one group of GROUP_KERNELS outputs: blockIdx.x = rows, blockIdx.z = group. A
+// the batch (in float16 twice as many) for one group of GROUP_OUTPUTS outputs: blockIdx.x = rows, blockIdx.z = group. A
 // thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
 // are padded so that the lanes of a warp read distinct banks.
 //
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
     group += blockIdx.z;
     const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
-    const int first_kernel = group / CLUSTER * GROUP_KERNELS + rank * STORED_KERNELS;
+    const int first_output = group / CLUSTER * GROUP_OUTPUTS + rank * STORED_OUTPUTS;
 
     Copies copies;
 #if LOOPED
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 #endif
 
     const int row = first_row + thread;
-    const size_t first = (size_t)row * KERNELS + first_kernel;
+    const size_t first = (size_t)row * OUTPUT_CHANNELS + first_output;
     Element* out[] = {output + first};
 #if HAS_RESIDUAL
     const Element* residual = added + first;

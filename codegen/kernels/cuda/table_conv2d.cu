@@ -5,7 +5,7 @@
 // those of its own kernels. The code is the same for every checkpoint: the rewriter puts in nothing but the table
 // (`farm.table`).
 //
-// A block has a tile of positions of one image, and GROUP_KERNELS kernels. LANES threads compute one kernel at the tile's
+// A block has a tile of positions of one image, and GROUP_OUTPUTS kernels. LANES threads compute one kernel at the tile's
 // positions, ROWS each; there are SLICES of them, each with a part of the kernel's weights, whose sums meet in shared
 // memory in a fixed order. So do those of the blocks of a cluster, each of which has a share of the channels.
 //
@@ -14,7 +14,7 @@
 //
 // blockIdx.x = tile, blockIdx.y = image, blockIdx.z = K group times SHARES, plus rank.
 #include "parameters.h"
-#define GROUP_THREADS (LANES * GROUP_KERNELS)
+#define GROUP_THREADS (LANES * GROUP_OUTPUTS)
 #define THREADS (GROUP_THREADS * SLICES)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define IMAGE_OUTPUTS 0
@@ -34,7 +34,7 @@
 #define SLOTS ((COPIED_PLACES + THREADS - 1) / THREADS)
 // From a thread's position to its next one, in the tile.
 #define NEXT_PLACE (ROW_Y * TILE_STRIDE_Y * ROW_PLACES + ROW_X * TILE_STRIDE_X)
-#define STORED (GROUP_KERNELS / SHARES)
+#define STORED (GROUP_OUTPUTS / SHARES)
 
 __device__ __forceinline__ void copy_16(unsigned target, const void* source) {
     asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"(target), "l"(source) : "memory");
@@ -71,14 +71,14 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
 // A thread's outputs: its own sums, or those that it adds up of other threads'.
 #if SLICES * SHARES == 1
 #define OUTPUTS ROWS
-#define OUTPUT_KERNEL(n) (first_kernel + of_group)
+#define OUTPUT_CHANNEL(n) (first_output + of_group)
 #define OUTPUT_ROW(n) (n)
 #define OUTPUT_LANE(n) lane
 #define OUTPUT_EXISTS(n) true
 #else
 #define SUMS_LEFT (STORED * ROWS * LANES)
 #define OUTPUTS ((SUMS_LEFT + THREADS - 1) / THREADS)
-#define OUTPUT_KERNEL(n) (first_kernel + rank * STORED + (thread + (n) * THREADS) / (LANES * ROWS))
+#define OUTPUT_CHANNEL(n) (first_output + rank * STORED + (thread + (n) * THREADS) / (LANES * ROWS))
 #define OUTPUT_ROW(n) ((thread + (n) * THREADS) / LANES % ROWS)
 #define OUTPUT_LANE(n) ((thread + (n) * THREADS) % LANES)
 #define OUTPUT_EXISTS(n) (thread + (n) * THREADS < SUMS_LEFT)
@@ -91,11 +91,11 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
 #endif
 // Where output n lies in its image, and whether there is one.
 #define LOCATE(n)                                                                                              \
-    const int kernel = OUTPUT_KERNEL(n), at = OUTPUT_LANE(n);                                                  \
+    const int kernel = OUTPUT_CHANNEL(n), at = OUTPUT_LANE(n);                                                  \
     const int out_y = tile_row + OUTPUT_ROW(n) * ROW_Y + at / TILE_WIDTH;                                      \
     const int out_x = tile_column + OUTPUT_ROW(n) * ROW_X + at % TILE_WIDTH;                                   \
     const long long place = (long long)kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;                   \
-    const bool is_output = OUTPUT_EXISTS(n) && at < TILE_WIDTH * TILE_HEIGHT && kernel < KERNELS &&            \
+    const bool is_output = OUTPUT_EXISTS(n) && at < TILE_WIDTH * TILE_HEIGHT && kernel < OUTPUT_CHANNELS &&            \
                            out_y < OUTPUT_HEIGHT && out_x < OUTPUT_WIDTH;
 
 #if SHARES > 1
@@ -117,16 +117,16 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     extern __shared__ __align__(16) float tile[];
     LET_THE_NEXT_IN;
     const int thread = threadIdx.x, lane = thread % LANES;
-    const int of_group = thread / LANES % GROUP_KERNELS, slice = thread / GROUP_THREADS;
-    const int rank = blockIdx.z % SHARES, first_kernel = blockIdx.z / SHARES * GROUP_KERNELS;
-    const bool exists = first_kernel + of_group < KERNELS;
+    const int of_group = thread / LANES % GROUP_OUTPUTS, slice = thread / GROUP_THREADS;
+    const int rank = blockIdx.z % SHARES, first_output = blockIdx.z / SHARES * GROUP_OUTPUTS;
+    const bool exists = first_output + of_group < OUTPUT_CHANNELS;
     const int tile_column = blockIdx.x % TILES_X * TILE_COLUMNS, tile_row = blockIdx.x / TILES_X * TILE_ROWS;
     const unsigned tile_address = __cvta_generic_to_shared(tile);
     const Element* image = input + (size_t)blockIdx.y * IMAGE_ELEMENTS;
     const unsigned* table;
     asm volatile("mov.u64 %0,0; // farm.table" : "=l"(table));
     const uint4* units = (const uint4*)(table + HEAD_WORDS);
-    const unsigned* starts = table + ((exists ? first_kernel + of_group : 0) * SHARES + rank) * CHUNKS;
+    const unsigned* starts = table + ((exists ? first_output + of_group : 0) * SHARES + rank) * CHUNKS;
     const unsigned turns = (__ldg(table + MOST_WORD) + SLICES * BUFFER_UNITS - 1) / (SLICES * BUFFER_UNITS);
     // Each LANES threads have a buffer for units behind the tile.
     const int buffer_word = TILE_WORDS + thread / LANES * BUFFER_WORDS;
@@ -137,7 +137,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     float sums[ROWS] = {}, biases[OUTPUTS];
 #pragma unroll
     for (int n = 0; n < OUTPUTS; ++n) {
-        const unsigned* bias = table + BIAS_WORD + min(OUTPUT_KERNEL(n), KERNELS - 1);
+        const unsigned* bias = table + BIAS_WORD + min(OUTPUT_CHANNEL(n), OUTPUT_CHANNELS - 1);
         asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(biases[n]) : "l"(bias));
     }
 #if HAS_RESIDUAL
@@ -164,7 +164,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
 #pragma unroll
                     for (int n = 0; n < OUTPUTS; ++n) {
                         LOCATE(n)
-                        const Element* residual = added + (size_t)blockIdx.y * (KERNELS * OUTPUT_PLANE) + place;
+                        const Element* residual = added + (size_t)blockIdx.y * (OUTPUT_CHANNELS * OUTPUT_PLANE) + place;
                         asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; mov.f32 %0,0f00000000; @p ld.global.nc.f32 %0,[%2]; }"
                                      : "=&f"(residuals[n]) : "r"((int)is_output), "l"(residual) : "memory");
                     }

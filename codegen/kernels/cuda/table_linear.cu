@@ -10,7 +10,7 @@
 // so that a load of all lanes is in one piece. Lanes without a weight have column CHUNK_CHANNELS, whose inputs are zero.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
-#define WARPS GROUP_KERNELS
+#define WARPS GROUP_OUTPUTS
 #define LOOPED 0
 #define POINTERS 1
 #define HELD 1
@@ -126,13 +126,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
     extern __shared__ __align__(16) float inputs[];
     const int thread = threadIdx.x, lane = thread % LANES;
     const int kernel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
-    const bool exists = kernel < KERNELS;
+    const bool exists = kernel < OUTPUT_CHANNELS;
     const unsigned* table;
     asm volatile("mov.u64 %0,farm_table; // farm.table" : "=l"(table));
-    const unsigned* starts = table + (exists ? kernel : KERNELS) * CHUNKS;
+    const unsigned* starts = table + (exists ? kernel : OUTPUT_CHANNELS) * CHUNKS;
     const uint4* units = (const uint4*)(table + HEAD_WORDS);
     unsigned unit = __ldg(starts), end = __ldg(starts + exists);
-    const float bias = __uint_as_float(__ldg(table + BIAS_WORD + min(kernel, KERNELS - 1)));
+    const float bias = __uint_as_float(__ldg(table + BIAS_WORD + min(kernel, OUTPUT_CHANNELS - 1)));
     Weights held[AHEAD];
     float sums[IMAGES] = {};
 // A warp's units follow each other: the first of a chunk are on their way before its inputs are there.
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
         if (lane == n) value = sums[n];
     }
     value += bias;
-    const size_t place = (size_t)(image + lane) * KERNELS + kernel;
+    const size_t place = (size_t)(image + lane) * OUTPUT_CHANNELS + kernel;
     Element* out[] = {output + place};
 #if HAS_RESIDUAL
     const Element* residual = added + place;
