@@ -33,7 +33,7 @@ class Weights:
         return b"".join(part.data for part in self._parts())
 
     def _parts(self) -> list[FloatArray]:
-        """As they lie in `to_bytes`, one after another; nothing is copied that lies so."""
+        """The arrays of `to_bytes`, in order; an array that has that layout is not copied."""
         parts = (self.kernel, self.bias, *(() if self.bounds is None else (self.bounds,)))
         return [np.ascontiguousarray(part, "<f4") for part in parts]
 
@@ -58,7 +58,7 @@ class Weights:
 
     @property
     def nonzeros_per_output(self) -> NDArray[np.int64]:
-        """[K]: what a tiling is chosen by."""
+        """[K]: non-zero weights of each output channel, by which a tiling is chosen."""
         counts: NDArray[np.int64] = np.count_nonzero(self.kernel.reshape(len(self.kernel), -1), axis=1)
         return counts
 
@@ -74,14 +74,14 @@ class Weights:
 
 @dataclass(frozen=True)
 class Pool:
-    """A max pool behind a layer, which the layer's kernel can compute too."""
+    """A max pool behind a layer, which the layer's kernel can compute as well."""
 
     node: str
-    """As `MaxPool pool1`."""
+    """The node, such as `MaxPool pool1`."""
     output: str
     """The tensor's name."""
     step: MaxPool = field(default_factory=MaxPool)
-    """What it is of the layer's epilogue."""
+    """The step that it becomes in the layer's epilogue."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class Layer:
     input: str
     output: str
     residual: str = ""
-    """What AddResidual adds; empty without one."""
+    """The tensor that AddResidual adds; empty without one."""
     rows: int | None = 1
     """Rows per image of a Linear, such as the length of a sequence; None if not known before the model runs."""
     folded: tuple[str, ...] = ()
-    """The nodes that are computed with this one, in graph order, as `BatchNormalization bn1`."""
+    """The nodes that are folded into this one, in graph order, such as `BatchNormalization bn1`."""
     operator: str = ""
-    """The node's, by ONNX's name."""
+    """The ONNX operator of the node."""
     reshaped: tuple[str, ...] = ()
-    """Outputs of those of these nodes that only reshape or transpose: the kernel leaves them out, they follow it."""
+    """Outputs of folded nodes that only reshape or transpose: the kernel leaves them out, and they follow it."""
     gate: str = ""
-    """What a gated layer's input is multiplied by; empty of others."""
+    """The tensor that a gated layer's input is multiplied by; empty otherwise."""
     pool: Pool | None = None
-    """What follows it, and is not part of it yet."""
+    """The max pool that follows the layer and is not part of it yet."""
 
     def with_pool(self) -> Layer:
         """The layer with its pool as its last step. Raises ValueError if it has none."""
@@ -117,7 +117,7 @@ class Layer:
 
     @property
     def likely_rows(self) -> int:
-        """Rows per image to choose a tiling by; it is right for any number of rows."""
+        """Rows per image to choose a tiling by; the tiling is correct for any number of rows."""
         return LIKELY_ROWS if self.rows is None else self.rows
 
 
@@ -142,4 +142,4 @@ class Checkpoint:
     residual_graph: ResidualGraph | None = field(default=None, compare=False, repr=False)
     """None for layers without a model around them."""
     notes: tuple[str, ...] = ()
-    """What a person should know of the file although it compiles."""
+    """Remarks on the file for the user, although it compiles."""

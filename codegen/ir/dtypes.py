@@ -1,4 +1,4 @@
-"""The data types of layers in NumPy, which knows no bfloat16: its values are held as their 16 bits."""
+"""The data types of layers in NumPy, which has no bfloat16: its values are held as their 16 bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELEMENT_BYTES: dict[DataType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Precision:
-    """What rounding to nearest means in a data type."""
+    """The error of rounding to nearest in a data type."""
 
     unit_roundoff: float
     """Largest relative error of rounding: 2^-p with p bits of significand, the hidden one included."""
@@ -33,7 +33,7 @@ PRECISIONS: dict[DataType, Precision] = {
 
 
 def numpy_dtype(data_type: DataType) -> np.dtype[Any]:
-    """What NumPy holds values of the data type in: float32, float16, or uint16 for the bits of bfloat16."""
+    """The NumPy type that holds values of a data type: float32, float16, or uint16 for the bits of bfloat16."""
     return np.dtype({"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16}[data_type])
 
 
@@ -50,7 +50,7 @@ def to_float32(values: NDArray[Any], data_type: DataType) -> NDArray[np.float32]
 def from_float32(values: NDArray[np.float32], data_type: DataType) -> NDArray[Any]:
     """The nearest values of the data type, ties to even, in an array of `numpy_dtype(data_type)`.
 
-    What is too large becomes infinite; NaN stays NaN. Raises ValueError for an array that is not float32.
+    Values beyond the largest become infinite; NaN stays NaN. Raises ValueError for an array that is not float32.
     """
     if values.dtype != np.float32:
         raise ValueError(f"an array of {values.dtype} to round from float32: convert it first")

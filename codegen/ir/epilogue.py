@@ -1,4 +1,4 @@
-"""The steps of an epilogue: what a kernel does with its sums after the bias, before it stores them."""
+"""The steps of an epilogue: between the bias and the store of a kernel's sums."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Swish:
 
 @dataclass(frozen=True)
 class Gelu:
-    """v times the normal distribution's share below v; or what of that is written with tanh."""
+    """v times the normal distribution's share below v, or its approximation with tanh."""
 
     approximate: Literal["none", "tanh"] = "none"
 
@@ -77,18 +77,18 @@ POOL_STRIDE = 2
 
 @dataclass(frozen=True)
 class MaxPool:
-    """The largest of each 2x2 or 3x3 values, two apart, or NaN if one of them is: of a convolution the last step.
+    """The largest of each 2x2 or 3x3 values, two apart, or NaN if one is: the last step of a convolution.
 
-    The steps before it never fall: `codegen.kernels.max_pool.rises` knows which.
+    The steps before it are monotonic: see `codegen.kernels.max_pool.is_monotonic`.
     """
 
     window: Literal[2, 3] = 2
     """Rows, and columns."""
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Top, left, bottom, right: 0 or 1, of windows of 3x3. Nothing is there that could be the largest."""
+    """Top, left, bottom, right: 0 or 1, for windows of 3x3. Padding is never the largest."""
 
     def outputs(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of windows of a map of these."""
+        """Rows and columns of windows of a map of this height and width."""
         top, left, bottom, right = self.padding
         inside = (height + top + bottom - self.window, width + left + right - self.window)
         return inside[0] // POOL_STRIDE + 1, inside[1] // POOL_STRIDE + 1
@@ -98,7 +98,7 @@ Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish
 """A step that computes a function; `codegen.verification.activations` has it in float64, with its error bound."""
 
 Step = Clip | LeakyRelu | AddResidual | MaxPool | Activation
-"""What the kernel does with a sum after the bias, before it stores it."""
+"""A step between the bias and the store of a sum."""
 
 STEPS: dict[str, type[Step]] = {
     "clip": Clip,

@@ -1,4 +1,4 @@
-"""How to launch a kernel: what the manifest tells a program, and what the emulator and the GPU run by."""
+"""Kernel launches, as the manifest describes them and the emulator and the GPU run them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from codegen.ir.layer_spec import AddResidual, DataType, LayerSpec, is_bounded, 
 MOST_BLOCKS = (2**31 - 1, 65_535, 65_535)
 """Most blocks of a grid in x, y and z, on every architecture."""
 NUMBERS = ("images", "output_step", "input_step")
-"""Arguments that are an int32; the others are pointers."""
+"""Arguments that are int32; the others are pointers."""
 LISTS = {"count": "int32*", "places": "int32*", "marks": "uint8*"}
-"""Pointers to other things than elements, of kernels of listed columns."""
+"""Pointers of kernels of listed columns that are not pointers to elements."""
 MOST_IMAGES = 2**30
-"""Their number is an int32, and so is that of an image in the last block, which may reach beyond the batch."""
+"""Image numbers are int32, those of the last block too, which may reach beyond the batch."""
 
 
 def tensors_of(spec: LayerSpec) -> tuple[str, ...]:
-    """The tensors of a layer, as its launches call them."""
+    """Names of a layer's tensors in its launches."""
     residual = ("residual",) if AddResidual() in spec.epilogue else ()
     return ("input", "output", *residual, *(("gate",) if is_gated(spec) else ()))
 
 
 def numbers_of(spec: LayerSpec) -> tuple[str, ...]:
-    """The numbers that launches of a convolution take: a bounded one, which often reads a Concat, `input_step` too."""
+    """Names of the int32 arguments of a convolution; a bounded one, which often reads a Concat, has `input_step` too."""
     return NUMBERS if is_bounded(spec) else NUMBERS[:2]
 
 
@@ -63,11 +63,11 @@ class Launch:
     data_type: DataType = "float32"
     """Data type of the elements."""
     output_step: int | None = None
-    """What the argument of this name is for a contiguous output; None of kernels without the argument."""
+    """Value of this argument for a contiguous output; None for kernels without the argument."""
     input_step: int | None = None
-    """The same for a contiguous input."""
+    """Value of this argument for a contiguous input; None for kernels without it."""
     waits: bool = False
-    """Whether the kernel itself waits for what ran before it: from sm_90 on it may begin before that has ended."""
+    """Whether the kernel itself waits for the one before it: from sm_90 on it may begin before that has ended."""
 
     @property
     def images_limit(self) -> int:
@@ -87,11 +87,11 @@ class Launch:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Those of the arguments that are pointers."""
+        """The arguments that are pointers."""
         return tuple(name for name in self.arguments if name not in NUMBERS)
 
     def numbers(self, images: int) -> dict[str, int]:
-        """The arguments that are no pointers, for so many images, contiguous input and output."""
+        """The int32 arguments for a number of images, with contiguous input and output."""
         return {"images": images, **self._steps}
 
     @property

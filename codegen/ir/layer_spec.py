@@ -1,4 +1,4 @@
-"""The specs: the shape of a layer, which every stage and every process speaks of. Needs no NumPy."""
+"""Specs: the shape of a layer. Needs no NumPy."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ __all__ = [
     "Swish",
     "Tanh",
 ]
-"""The steps come from here too."""
+"""Steps are imported from here as well."""
 
 DataType = Literal["float32", "float16", "bfloat16"]
 """Data type of inputs, outputs and weights. bfloat16 is computed in float32."""
 
 LIKELY_ROWS = 128
-"""Of a Linear, per image, where the model does not say how many: a sequence of common length."""
+"""Rows per image assumed for a Linear whose model does not say: a sequence of common length."""
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class _Spec(ABC):
-    """What the layers have in common."""
+    """The base of all specs."""
 
     @property
     @abstractmethod
@@ -62,7 +62,7 @@ class _Spec(ABC):
     @property
     @abstractmethod
     def positions(self) -> int:
-        """Places of one image, or of one row of a Linear, at which each weight is used; borders count as inside."""
+        """Positions of one image, or of one row of a Linear, at which each weight is used; borders count as inside."""
 
     @property
     def weights_count(self) -> int:
@@ -84,7 +84,7 @@ class _Spec(ABC):
 
 @dataclass(frozen=True)
 class Conv2d(_Spec):
-    """Everything a template of a convolution depends on, and nothing more (weights and batch are not in it).
+    """A convolution: everything that its template depends on, which excludes weights and batch.
 
     A 1-D convolution is one of height 1.
     """
@@ -104,12 +104,15 @@ class Conv2d(_Spec):
     epilogue: tuple[Step, ...] = ()
     data_type: DataType = "float32"
     bounded: bool = False
-    """Input elements below or above the bounds of their channel, which the weights have, become these; a NaN stays.
+    """Whether input elements are clipped to the bounds of their channel, which come with the weights; NaN stays NaN.
 
-    Of 1x1 kernels of float32 without padding and groups.
+    For 1x1 convolutions of float32 without padding and groups.
     """
     gated: bool = False
-    """Input elements are multiplied by the gate of their image and channel: of 1x1 kernels, no padding, no bounds."""
+    """Whether input elements are multiplied by the gate of their image and channel.
+
+    For 1x1 convolutions without padding and bounds.
+    """
 
     @cached_property
     def map_height(self) -> int:
@@ -162,7 +165,7 @@ class Conv2d(_Spec):
 
 @dataclass(frozen=True)
 class ConvTranspose2d(_Spec):
-    """A transposed convolution: every input element times a kernel, added up `stride` output elements apart."""
+    """A transposed convolution: filters times every input element, added up `stride` output elements apart."""
 
     channels: int
     height: int
@@ -176,7 +179,7 @@ class ConvTranspose2d(_Spec):
     dilation: Pair = (1, 1)
     groups: int = 1
     output_padding: Pair = (0, 0)
-    """Rows and columns more at the output's bottom and right."""
+    """Additional rows and columns at the output's bottom and right."""
     epilogue: tuple[Step, ...] = ()
     data_type: DataType = "float32"
 
@@ -226,7 +229,7 @@ class Linear(_Spec):
 
     @property
     def output_channels(self) -> int:
-        """The outputs, by the name that they have in the other layers."""
+        """The outputs, by their name in the other layers."""
         return self.outputs
 
     @property
@@ -259,7 +262,7 @@ def _describe(spec: Conv2d | ConvTranspose2d) -> str:
 
 
 LayerSpec = Conv2d | ConvTranspose2d | Linear
-"""The union of the operators' specs; another operator joins it here."""
+"""The spec of any layer; another kind of layer joins here."""
 
 
 def is_bounded(spec: LayerSpec) -> TypeGuard[Conv2d]:
@@ -278,17 +281,17 @@ def prepares_inputs(spec: LayerSpec) -> bool:
 
 
 def is_pooled(spec: LayerSpec) -> TypeGuard[Conv2d]:
-    """Whether the kernel computes the max pool behind the layer too."""
+    """Whether the layer's kernel computes the max pool behind it as well."""
     return isinstance(spec, Conv2d) and spec.pool is not None
 
 
 def unpooled(spec: LayerSpec) -> LayerSpec:
-    """The layer without it."""
+    """The layer without its max pool."""
     return replace(spec, epilogue=spec.epilogue[:-1]) if is_pooled(spec) else spec
 
 
 def plain(spec: LayerSpec) -> LayerSpec:
-    """The layer that takes its input as it is."""
+    """The layer without input bounds and gates."""
     return replace(spec, bounded=False, gated=False) if isinstance(spec, Conv2d) else spec
 
 
@@ -309,7 +312,7 @@ def spec_from_json(value: dict[str, Any]) -> LayerSpec:
 
 
 def _fields(step: Step) -> dict[str, Any]:
-    """Of a step, as JSON; a pool of 2x2 has none, as when there were no others."""
+    """The fields of a step as JSON; none for a pool of 2x2, the first kind there was."""
     return {} if step == MaxPool() else _lists(asdict(step))
 
 
@@ -323,14 +326,14 @@ def _value(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class SkippedLayer:
-    """A node that is not compiled, and why, in words."""
+    """A node that is not compiled, and the reason."""
 
     name: str
     operator: str
     reason: str
     weights: int | None = None
-    """How many it has; None if that is not known."""
+    """Its number of weights; None if unknown."""
     multiply_adds: int | None = None
     """Multiply-adds per image if no weight is zero; None if unknown."""
     kind: str = ""
-    """The cause in a few words, which layers that are skipped for the same cause share."""
+    """A short name of the cause, by which skipped layers are grouped."""

@@ -1,4 +1,4 @@
-"""Tiling: how a layer's work is divided over blocks, threads, registers and shared memory."""
+"""Tiling: the kernel of a layer, and how its work is divided over blocks, threads, registers and shared memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Tiling:
     stages: int
     """Chunks in flight: 2 is double buffering. 0 for direct_global, which puts no input into shared memory."""
     accumulate: Accumulator = "float32"
-    """What float16 layers add up products in, beyond the first so many; float16 is faster and less exact."""
+    """Type in which a float16 layer adds up its sums beyond the first products; float16 is faster and less exact."""
     form: Form = "rolled"
-    """How weights in code get there. rolled: nvcc compiles one chunk of one K group and the rewriter unrolls it; full:
+    """The extent of the template. rolled: nvcc compiles one chunk of one K group and the rewriter unrolls it; full:
     nvcc compiles everything. Kernels that read a table have no weights in their code: always rolled."""
 
     images: int = 1
-    """Of a block: small maps share one. A thread of a float16 convolution computes two images where the number is even,
-    two columns where it is odd; with a 1x1 kernel, of a map with an even number of positions, two neighbouring columns,
+    """Images of a block: small maps share one. A thread of a float16 convolution computes two images if the number is
+    even, two columns if it is odd; in a 1x1 convolution with an even number of positions, two neighbouring columns,
     which `tile_width` counts as one."""
 
     listed: bool = False

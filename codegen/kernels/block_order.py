@@ -1,4 +1,4 @@
-"""The order in which a convolution's blocks begin: the other way round than block_order.cuh."""
+"""The order in which the blocks of conv2d begin: the inverse of block_order.cuh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def order_parameters(layer: AnyTiled) -> dict[str, int | str]:
 
 
 def launched_block(layer: AnyTiled, block: tuple[int, int, int], grid: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Which block of the grid has this tile, these images and this K group."""
+    """The block of the grid that computes this tile, these images and this K group."""
     if layer.tiling.order == "group":
         return block
     (tiles, images, groups), (tile, image, group) = grid, block

@@ -17,7 +17,7 @@ CLUSTER_THREADS = (64, 1024)
 
 
 def paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
-    """Blocks of one image, whose threads have two columns, and those whose threads have two images."""
+    """Blocks of one image, whose threads have two columns, and blocks whose threads have two images."""
     for width, height, rows, images in blocks(geometry, -(-geometry.positions_width // 2)):
         if images == 1:
             yield width, height, rows, 1
@@ -49,17 +49,17 @@ def blocks(geometry: Geometry, width: int) -> Iterator[tuple[int, int, int, int]
 
 
 def _of_windows(geometry: Geometry, sizes: set[int]) -> set[int]:
-    """About these sizes of tiles: those of whole windows, with what the last one shares with the next tile."""
+    """Sizes of tiles near these that have whole windows, with the positions that neighbouring tiles share."""
     return {size // POOL_STRIDE * POOL_STRIDE + geometry.overlap for size in sizes if size >= POOL_STRIDE}
 
 
 def divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
-    """Kernels of a stream and channels of a chunk."""
+    """Output channels of a K group and channels of a chunk."""
     shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_outputs)
     chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
-    for kernels in sorted({-(-geometry.group_outputs // share) for share in shares}):
+    for outputs in sorted({-(-geometry.group_outputs // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
-            yield kernels, channels
+            yield outputs, channels
     for groups in (2, 4, 8, 16, 32):
         if geometry.groups % groups == 0 and geometry.groups > 1:
             yield groups * geometry.group_outputs, groups * geometry.group_channels

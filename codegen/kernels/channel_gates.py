@@ -1,4 +1,4 @@
-"""The gates of a block's images, which inputs are multiplied by: in shared memory, behind the input."""
+"""Channel gates, which inputs are multiplied by: in shared memory, behind a block's input."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def image_words(layer: AnyTiled) -> int:
 
 
 def with_gates(layer: AnyTiled, words: int) -> int:
-    """Words of shared memory of a block that has so many for its input."""
+    """Words of shared memory of a block whose input takes `words`."""
     return _rounded(words) + layer.word_images * image_words(layer) if is_gated(layer.spec) else words
 
 
 def gate_parameters(layer: AnyTiled, words: int) -> dict[str, int | str]:
-    """What channel_gates.cuh needs, of a block that has so many words for its input."""
+    """The macros of channel_gates.cuh, for a block whose input takes `words` of shared memory."""
     if not is_gated(layer.spec):
         return {"GATED": 0}
     channels = layer.streams.channels
@@ -39,19 +39,19 @@ def gate_parameters(layer: AnyTiled, words: int) -> dict[str, int | str]:
 
 
 def _rounded(words: int) -> int:
-    """To whole quads."""
+    """Words rounded up to whole quads."""
     return -(-words // QUAD) * QUAD
 
 
 def gate_loads(layer: AnyTiled) -> int:
-    """How often a thread loads gates if no weight is zero."""
+    """Loads of gates by a thread if no weight is zero."""
     if not is_gated(layer.spec):
         return 0
     return layer.tiling.rows * layer.streams.chunks * sum(1 for _ in quads(layer, range(layer.tiling.chunk_channels)))
 
 
 def quads(layer: AnyTiled, channels: Sequence[int]) -> Iterator[range]:
-    """Neighbouring channels of a chunk, divided as one load each brings their gates: 4, 2 or 1."""
+    """Neighbouring channels of a chunk, in runs of 4, 2 or 1 whose gates come by one load."""
     first, end = channels[0], channels[-1] + 1
     step = layer.tiling.chunk_channels if layer.streams.chunks > 1 else QUAD  # where chunks begin
     while first < end:

@@ -32,7 +32,7 @@ CHUNKS = (8, 16, 32, 64)
 REFILLED_STAGES = 3
 """Chunks in flight where they are not all there at once."""
 LEAST_THREADS, MOST_THREADS, MOST_TILES = 32, 1024, 16
-"""Of the blocks of a pointwise layer; of a block; and of a map."""
+"""Least threads of a block of a pointwise layer, most threads of any block, most tiles of a map."""
 LOOP_INSTRUCTIONS = 12.0
 """Code of the loop of one pointer."""
 
@@ -74,12 +74,12 @@ class Tile:
 
     @property
     def plane(self) -> int:
-        """Places of a channel."""
+        """Places of a channel in shared memory."""
         return self.rows * self.columns
 
 
 def tile_of(layer: TiledConvolution) -> Tile:
-    """What the blocks of a tiling have of their input."""
+    """The input tile of a block."""
     tiling = layer.tiling
     rows, columns = input_extent(layer.geometry, tiling)
     image_words = rows * columns * tiling.chunk_channels
@@ -88,7 +88,7 @@ def tile_of(layer: TiledConvolution) -> Tile:
 
 
 def is_refilled(layer: TiledConvolution) -> bool:
-    """Whether a block's chunks do not all fit at once: then copies go on between its multiply-adds."""
+    """Whether a block's chunks do not all fit at once: then it copies between its multiply-adds."""
     return layer.tiling.stages <= layer.streams.chunks
 
 
@@ -134,7 +134,7 @@ def _input(tap: Tap) -> tuple[str, str]:
 
 
 def _loads(statement: Sequence[Tap]) -> str:
-    """The inputs of a statement: four channels at once, those of each column of the kernel."""
+    """The loads of a statement's inputs: four channels at once, for each column of the filter."""
     return "".join(
         f"float x{tap.kernel_column}[{QUAD}]; LOAD_QUAD(x{tap.kernel_column}, "
         f"{tap.channel // QUAD} * PLANE + {tap.row} * ROW_PLACES + {tap.column})\n"

@@ -260,7 +260,7 @@ def _copy_instructions(layer: TiledConvolution) -> float:
 
 
 def _row_bytes(geometry: Geometry, tile: InputTile, element: int, width: int) -> float:
-    """What a row of the tile takes of memory: whole sectors of 32 bytes, which it starts in anywhere."""
+    """Bytes read for a row of the tile: whole sectors of 32 bytes, at any position of which it may start."""
     if tile.whole_rows:
         return element * geometry.width
     return element * width * geometry.step[1] + 28

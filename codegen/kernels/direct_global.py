@@ -21,9 +21,9 @@ __all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources",
 ENTRY = "unstaged"
 SOURCE = "direct_global.cu"
 REACH_BYTES = 2**23
-"""What an address in machine code may add to a register: the channels of an image lie no further apart."""
+"""Largest offset of an address in machine code: the channels of an image lie no further apart."""
 LISTED_BLOCKS = 264
-"""Blocks of a kernel that computes listed columns, about: two for each multiprocessor of an H200."""
+"""Blocks of a kernel of listed columns, about: two for each multiprocessor of an H200."""
 
 
 def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
@@ -53,7 +53,7 @@ def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
 
 
 def launch_of(layer: TiledConvolution, part: Part | None = None) -> Launch:
-    """Columns, images, K groups; of listed columns as many blocks as the GPU runs at once."""
+    """Columns, images, K groups; for listed columns as many blocks as the GPU runs at once."""
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     across = GridSize(max(1, LISTED_BLOCKS // layer.streams.count)) if tiling.listed else GridSize(layer.tiles[1])
@@ -108,7 +108,6 @@ def workload(layer: TiledConvolution) -> Workload:
         output_bytes=4 * spec.output_channels * width,
         largest_offset_bytes=4 * width * max(channels, spec.output_channels),
         conflicts=1,
-        unstaged=True,
     )
 
 

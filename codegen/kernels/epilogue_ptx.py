@@ -1,4 +1,4 @@
-"""The PTX of an epilogue's steps: what a kernel does with a sum in float32 before it rounds and stores it.
+"""The PTX of an epilogue's steps, on a sum in float32 before it is rounded and stored.
 
 NaN stays NaN. `ex2.approx` is off by 2 units in the last place at most, `rcp.approx` by 1 (PTX ISA 9.1, section 9.7.3);
 with `.ftz` subnormal numbers are zero. 1 / (1 + 2^r) is 0 where 2^r overflows, and 1 where it underflows.
@@ -48,7 +48,7 @@ NEAR_ZERO = 0.55
 TANH = (-0.33333316445350647, 0.13332585990428925, -0.05385230854153633, 0.021071672439575195, -0.006274229846894741)
 
 MISH_CONSTANT_FROM = 20.0
-"""Where the second factor of Mish is 1 in float32."""
+"""Value from which on the second factor of Mish is 1 in float32."""
 
 
 def step_text(step: Step) -> str:

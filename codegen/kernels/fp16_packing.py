@@ -1,4 +1,4 @@
-"""Pairing: which two outputs a lane of a float16 convolution computes at once, in the halves of its registers."""
+"""Packing of float16: which two outputs a lane computes at once, in the halves of its registers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from codegen.ir.tiling import Tiling
 
 @dataclass(frozen=True)
 class Pairing:
-    """How many columns and how many images a word has, and how many neighbours; at most one of them is 2."""
+    """Columns, images and neighbours in a word; at most one of them is 2."""
 
     columns: int
-    """As far apart as a tile is wide."""
+    """Columns in a word, as far apart as a tile is wide."""
     images: int
     neighbours: int = 1
-    """Columns side by side, as they lie in memory: the geometry counts them as one."""
+    """Adjacent columns in a word, as they lie in memory: the geometry counts them as one."""
 
     @property
     def halves(self) -> int:
@@ -33,8 +33,8 @@ _SINGLE, _IMAGES, _COLUMNS = Pairing(1, 1), Pairing(1, 2), Pairing(2, 1)
 
 
 def pairing(data_type: DataType, tiling: Tiling, neighbours: int = 1) -> Pairing:
-    """Neighbours, where the geometry has such words; else two images where a block has an even number of them: then
-    words lie as those of float32 do. Else two columns.
+    """The packing of a layer: neighbours if the geometry has such words; else two images if a block has an even number
+    of them, whose words lie as those of float32 do; else two columns.
     """
     if data_type != "float16":
         return _SINGLE

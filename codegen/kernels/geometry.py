@@ -1,4 +1,4 @@
-"""Geometry: a layer as its kernel computes it, and how tilings divide its channels and kernels into streams."""
+"""Geometry: a layer as its kernels compute it, a convolution over a grid of positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from codegen.ir.epilogue import POOL_STRIDE
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, MaxPool, Pair, is_pooled, prepares_inputs
 
 LEAST_PATCH_ROWS = 4
-"""Of a kernel whose rows become channels: of a smaller one, chunks of whole channels take fewer copies."""
+"""Least rows of a filter whose rows become channels: with fewer, chunks of whole channels take fewer copies."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Phases:
     """
 
     extent: int
-    """Taps of a phase, at most."""
+    """Most taps of a phase."""
     padding: int
     """Padding before the input; negative if the first position needs no earlier input than a later one."""
     positions: int
@@ -40,11 +40,11 @@ class Phases:
 
 @dataclass(frozen=True)
 class Geometry:
-    """A convolution over a grid of positions; each position is `phases` outputs of every kernel.
+    """A convolution over a grid of positions; each position is `phases` outputs of every output channel.
 
     An ordinary convolution has one phase. A transposed one with stride s is a convolution of stride 1 that computes
-    s x s outputs at each position, each with its own part of the kernel (Shi et al. 2016, arXiv 1609.07009). A linear
-    layer is a 1x1 convolution whose positions are the rows of the batch. Where a kernel moves down by its own height,
+    s x s outputs at each position, each with its own part of the filter (Shi et al. 2016, arXiv 1609.07009). A linear
+    layer is a 1x1 convolution whose positions are the rows of the batch. Where a filter moves down by its own height,
     as that of a patch embedding does, each of its rows is a channel, so that a block has few of them at a time.
     """
 
@@ -66,7 +66,7 @@ class Geometry:
     crop: Pair = (0, 0)
     """Outputs of the first position that lie before the first output."""
     patch_rows: int = 1
-    """Of the layer's kernel, each of which is a channel here, if no two positions share an input row."""
+    """Rows of the layer's filter, each of which is a channel here, if no two positions share an input row; else 1."""
     rows_left: int = 0
     """Input rows of a channel below those of the last patch."""
     is_linear: bool = False
@@ -74,7 +74,7 @@ class Geometry:
     overlap: int = 0
     """Positions that neighbouring tiles share, down and across, where windows of a pool overlap."""
     neighbours: int = 1
-    """Columns that are one here, a word of float16: the map has so many times as many."""
+    """Adjacent columns of the map that are one column here: a word of float16."""
 
     @cached_property
     def channel_step(self) -> int:
@@ -111,7 +111,7 @@ class Geometry:
 
     @cached_property
     def step(self) -> Pair:
-        """Input rows and columns from one of a tile to the next: where the kernel has one, only those it reads."""
+        """Input rows and columns from one of a tile to the next: a filter of one row or column skips unread ones."""
         return (
             self.stride[0] if self.kernel_height == 1 else 1,
             self.stride[1] if self.kernel_width == 1 else 1,
@@ -123,7 +123,7 @@ class Geometry:
         return self.stride[0] // self.step[0], self.stride[1] // self.step[1]
 
     def step_of(self, positions: int) -> int:
-        """Positions from a tile of so many to the next, in one direction."""
+        """Positions from a tile of `positions` to the next, in one direction."""
         return (positions - self.overlap) // POOL_STRIDE * POOL_STRIDE if self.overlap else positions
 
     @cached_property
@@ -140,7 +140,7 @@ class Geometry:
 
 
 def canonical(spec: LayerSpec) -> LayerSpec:
-    """The spec that the kernel is made for: a pointwise convolution does not care where the rows of its map end."""
+    """The spec that kernels are made for: the map of a pointwise convolution becomes one row."""
     if isinstance(spec, Conv2d) and not is_pooled(spec) and spec.height > 1 and geometry_of(spec).is_pointwise:
         return replace(spec, height=1, width=spec.height * spec.width)
     return spec
@@ -242,7 +242,7 @@ def _has_patch_rows(spec: Conv2d) -> bool:
 
 
 def phase_weights(spec: LayerSpec, weights: Weights) -> FloatArray:
-    """[kernels, phases, channels of a group, rows, columns]: the kernel of each phase; taps it has not are zero."""
+    """[K, phases, channels of a group, rows, columns]: the filters of each phase; taps that a phase lacks are zero."""
     geometry = geometry_of(spec)
     shape = (geometry.output_channels, geometry.group_channels, geometry.kernel_height, geometry.kernel_width)
     if not isinstance(spec, ConvTranspose2d):

@@ -1,4 +1,4 @@
-"""Inputs that a statement changes before it multiplies weights by them: within bounds, or times their gates."""
+"""Input transforms of a statement before its multiply-adds: clipping to bounds, or multiplying by gates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from codegen.kernels.placeholders import immediate
 def with_prepared_inputs(
     layer: AnyTiled, channels: Sequence[int], first: int, results: int, lines: list[str]
 ) -> list[str]:
-    """The lines of a statement, after those that prepare its inputs if the layer does that.
+    """The lines of a statement, after those that transform its inputs if the layer does that.
 
-    The inputs are of these channels of a chunk, numbered from `first` on; the statement's operands are so many results,
-    the inputs and, of gated layers, where the gates of the chunk lie.
+    The inputs are of these channels of a chunk, numbered from `first` on. The statement's operands are `results` sums,
+    the inputs and, in gated layers, the address of the chunk's gates.
     """
     numbers = range(first, first + len(channels))
     registers = ",".join(prepared_input(number) for number in numbers)
@@ -31,12 +31,12 @@ def with_prepared_inputs(
 
 
 def prepared_input(number: int) -> str:
-    """The register of an input of the loop, by its number, once it is within its bounds or multiplied by its gate."""
+    """The register of an input of the loop after its transform, by its number."""
     return f"x{number}"
 
 
 def _bounding(number: int, source: str) -> Iterator[str]:
-    """The lines of an input that bring it within the bounds of its channel."""
+    """The lines that clip an input to the bounds of its channel."""
     x = prepared_input(number)
     yield f'"mov.f32 {x},{source};\\n"'
     for macro, side in (("NOT_BELOW", "low"), ("NOT_ABOVE", "high")):
@@ -46,7 +46,7 @@ def _bounding(number: int, source: str) -> Iterator[str]:
 def _gating(layer: AnyTiled, channels: Sequence[int], first: int, results: int) -> Iterator[str]:
     """The lines of a statement that load the gates of its inputs, from the number `first` on, and multiply by them.
 
-    Its operands are so many results, the inputs, and where the gates of the chunk lie.
+    Its operands are `results` sums, the inputs, and the address of the chunk's gates.
     """
     for quad in quads(layer, channels):
         numbers = [first + channel - channels[0] for channel in quad]

@@ -30,11 +30,11 @@ CLUSTER_CHUNKS = (1, 2, 4, 8, 16)
 REFILLED_STAGES = 3
 """Chunks in flight where they are not all in shared memory at once."""
 LOOPED_CHANNELS = 64
-"""Of a chunk whose copies are a loop of the kernel: a line for each would be most of the code."""
+"""Channels of a chunk from which on its copies are a loop: a line for each would be most of the code."""
 PAIR_COPY = 14.0
-"""Instructions of one of its copies in float16: two loads, what puts their halves together, a store, the addresses."""
+"""Instructions of a looped copy in float16: two loads, packing of their halves, a store, the addresses."""
 LOOP_INSTRUCTIONS = 20.0
-"""Code of that loop, with what is around it: counted in what ptxas makes of it."""
+"""Instructions of such a loop, with its surroundings: counted in ptxas's code."""
 
 
 def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
@@ -91,7 +91,7 @@ def row_words(layer: TiledLinear) -> int:
 
 
 def shared_words(layer: TiledLinear) -> int:
-    """Chunks, or afterwards the sums of a block that others read."""
+    """Words of shared memory: chunks, or afterwards the sums of a block that others read."""
     tiling = layer.tiling
     stages = min(tiling.stages, layer.streams.chunks)
     sums = tiling.group_outputs if tiling.cluster > 1 else 0
@@ -99,7 +99,7 @@ def shared_words(layer: TiledLinear) -> int:
 
 
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
-    """Rows of the batch, nothing, groups of outputs: the blocks of a cluster are neighbours there."""
+    """Rows of the batch in x, streams in z, where the blocks of a cluster are neighbours."""
     spec, tiling = layer.spec, layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     return Launch(
@@ -125,7 +125,7 @@ def region_of_rows(layer: TiledLinear, block: tuple[int, int, int], rows: int) -
 
 
 def _copies(layer: TiledLinear) -> int:
-    """Of a thread, for one chunk."""
+    """Copies of a thread for one chunk."""
     return -(-layer.tiling.rows * layer.tiling.chunk_channels // unit(layer))
 
 

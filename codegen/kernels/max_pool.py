@@ -2,7 +2,7 @@
 
 The first four positions of a window belong to four threads. They leave the sums of some output channels in shared
 memory, and each of the four takes the windows of every fourth channel. The other steps of the epilogue come behind the
-pool, once for each window: they never fall, so that the largest value stays the largest.
+pool, once for each window: they are monotonic, so that the largest value stays the largest.
 
 Windows of 2x2 share no positions. Those of 3x3 do: so do the tiles, by a row and a column, whose sums both compute.
 Positions begin with those of the first window, which may lie beside the map: there a position within is read again.
@@ -28,13 +28,13 @@ _BANKS, _SKEW = 32, 14
 """With the skew behind every two slots, the next two are half the banks on."""
 
 
-def rises(step: Step) -> bool:
-    """Whether of two values the larger one is no smaller after the step, NaN stays NaN, and none becomes one."""
+def is_monotonic(step: Step) -> bool:
+    """Whether a step never falls: the larger of two values is no smaller after it, and only NaN becomes NaN."""
     return isinstance(step, Clip) or (isinstance(step, LeakyRelu) and step.slope > 0)
 
 
 def has_whole_windows(layer: AnyTiled) -> bool:
-    """Whether a block has whole windows, of which no two threads have the same sum; of layers without a pool always."""
+    """Whether a block has whole windows in the layout of max_pool.cuh; always without a pool."""
     spec, tiling = layer.spec, layer.tiling
     if not (isinstance(spec, Conv2d) and spec.pool):
         return True
@@ -51,12 +51,12 @@ def has_whole_windows(layer: AnyTiled) -> bool:
 
 
 def with_windows(layer: AnyTiled, words: int) -> int:
-    """Words of shared memory of a block that has so many for its input, which the sums take the place of."""
+    """Words of shared memory of a block whose input takes `words`; its sums take the input's place."""
     return max(words, _left_words(layer)) if is_pooled(layer.spec) else words
 
 
 def pool_parameters(layer: AnyTiled) -> dict[str, int | str]:
-    """What conv2d.cu and max_pool.cuh need."""
+    """The macros of max_pool.cuh."""
     spec = layer.spec
     if not (isinstance(spec, Conv2d) and spec.pool):
         return {"POOLED": 0}
@@ -91,7 +91,7 @@ def _left_words(layer: AnyTiled) -> int:
 
 
 def stores_of(layer: AnyTiled, results: int) -> int:
-    """Instructions of a thread that store so many results, with those of activations before them."""
+    """Instructions of a thread to store `results` outputs, with the activations before them."""
     added = added_instructions(layer.spec.epilogue)
     if not (isinstance(layer.spec, Conv2d) and layer.spec.pool):
         return results * (1 + added)
@@ -102,7 +102,7 @@ def stores_of(layer: AnyTiled, results: int) -> int:
 
 
 def exchanged_by(layer: AnyTiled, results: int) -> float:
-    """Accesses to shared memory of a warp whose threads leave so many results each and take windows that overlap."""
+    """Accesses of a warp to shared memory to exchange `results` sums of each thread for overlapping windows."""
     if not layer.geometry.overlap:
         return 0.0
     tiling = layer.tiling
@@ -125,7 +125,7 @@ def _conflicts(width: int, height: int, rows: int, step: int) -> float:
 
 
 def pooled_epilogue(layer: AnyTiled, stores: Sequence[Store], words: int) -> str:
-    """The text of epilogue.h, of a block with so many words of shared memory; `stores` are those of whole windows."""
+    """The text of epilogue.h for a block with `words` of shared memory; `stores` are those of whole windows."""
     share = SLOTS // layer.tiling.rows
     rows = [[store for store in stores if store.row == row] for row in range((1 + stores[-1].row) // layer.tiling.rows)]
     shared = [row[first : first + share] for row in rows for first in range(0, len(row), share)]
@@ -135,7 +135,7 @@ def pooled_epilogue(layer: AnyTiled, stores: Sequence[Store], words: int) -> str
 
 
 def _turn(shared: Sequence[Sequence[Store]]) -> str:
-    """The sums of some output channels into shared memory, and their windows out of it."""
+    """The lines that leave the sums of some output channels in shared memory and take their windows out of it."""
     lines = ["MEET;"]
     for number, stores in enumerate(shared):
         for i, store in enumerate(stores):

@@ -1,4 +1,4 @@
-"""Placeholders: the values that stand for weights in a template; a value identifies its position."""
+"""Placeholders: values that stand for weights in a template and identify their positions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def immediate(bits: int) -> str:
 def spread_placeholders(count: int) -> NDArray[np.uint32]:
     """Distinct normal floats between 1 and 2, neighbours far apart: the multiples of STRIDE modulo 2^23.
 
-    Dong et al. (section 3) draw them at random; these stay the same, whatever a library's generator does. Raises
-    ValueError for more than there are.
+    Dong et al. (section 3) draw them at random; these depend on no library's generator. Raises ValueError if there are
+    not enough.
     """
     if count > MOST_PLACEHOLDERS:
         raise ValueError(f"{count:,} weights in the full form, which has {MOST_PLACEHOLDERS:,}: take the rolled form")

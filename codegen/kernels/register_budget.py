@@ -1,4 +1,4 @@
-"""Registers: what a thread of a convolution holds, and how many the compiler is told that it may take."""
+"""Register budgets: registers of a convolution's thread, and the limit that the compiler is given."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from codegen.kernels.lowering import TiledConvolution
 REGISTERS = 65536
 """Registers of a multiprocessor."""
 BLOCKS = 32
-"""Of a multiprocessor, at most."""
+"""Most resident blocks of a multiprocessor."""
 SIXTEEN_WARPS, TWENTY_SIX_WARPS = 128, 72
-"""Registers of a thread with which so many warps run."""
+"""Registers of a thread with which 16 and 26 warps run on a multiprocessor."""
 PACKED_GROUP = 32
-"""Sums of a thread from which on few registers are worth it: with fewer it takes so few by itself."""
+"""Least packed sums of a thread for the limit of 26 warps: with fewer, the compiler stays below it by itself."""
 MOST_SPILLED = 40
-"""How many more a thread may want that is held to so many."""
+"""Most registers that a thread may want beyond the limit of 16 warps."""
 FEW_SPILLED = 8
-"""The same of one that is held to fewer, or whose channels are split over a cluster."""
+"""Most registers that it may want beyond the limit of 26 warps, or with channels split over a cluster."""
 SPARE = 4
-"""Registers that the compiler can do without of those that a thread is said to want."""
+"""Registers that the compiler can save of those that a thread is estimated to want."""
 LEAST_TOLD, MOST_TOLD_SUMS = 104, 96
-"""Registers that a thread wants, and of them sums, from and up to which it helps to tell the compiler anything."""
+"""Least registers that a thread wants and most sums among them with which a limit helps."""
 
 
 def registers_wanted(sums: int, pointers: int, held: int) -> int:
-    """About how many registers a thread takes if it is not told to do with fewer."""
+    """Estimated registers of a thread without a limit."""
     return sums + 30 + 4 * pointers + held
 
 
 def resident_blocks(layer: TiledConvolution) -> int:
-    """Blocks of a multiprocessor that the compiler must leave registers for; 0 where it is told nothing.
+    """Resident blocks of a multiprocessor that the compiler must leave registers for; 0 without a limit.
 
-    A group of 32 kernels has 96 sums in float16: a few registers less and sixteen warps fit instead of twelve or eight.
-    With 64 packed sums it is told how many fit anyway: left to itself it takes fewer, and its loads wait longer.
-    With 32 and few other registers it would take more than it needs, and half as many blocks would fit.
-    With a residual it loads many of those before the last multiply-adds, into registers that other blocks had.
+    A group of 32 output channels has 96 sums in float16: with a few registers less, sixteen warps fit instead of twelve
+    or eight. With 64 packed sums the limit is what fits anyway: without it the compiler takes fewer, and loads wait
+    longer. With 32 and few other registers it would take more than it needs, and half as many blocks would fit.
+    With a residual it loads many of its elements before the last multiply-adds, into registers of other blocks.
     """
     sums, pointers = sum_registers(layer), layer.input_tile.pointers
     if layer.spec.data_type == "float32" and AddResidual() in layer.spec.epilogue:
@@ -52,7 +52,7 @@ def resident_blocks(layer: TiledConvolution) -> int:
 
 
 def most_registers(layer: TiledConvolution) -> int:
-    """Registers per thread that the compiler is told to make do with."""
+    """Limit of registers per thread that the compiler is given."""
     if blocks := resident_blocks(layer):
         return min(255, REGISTERS // (blocks * _lanes(layer)))
     # Sums of float32 that packed ones are added to hold nothing until then.
@@ -67,7 +67,7 @@ def most_registers(layer: TiledConvolution) -> int:
 
 
 def allocated(registers: int) -> int:
-    """What a thread is given that takes so many: they come by eights."""
+    """Registers allocated to a thread that takes `registers`: multiples of eight."""
     return -(-registers // 8) * 8
 
 
@@ -77,18 +77,18 @@ def _lanes(layer: TiledConvolution) -> int:
 
 
 def sum_registers(layer: TiledConvolution) -> int:
-    """Registers of a thread that hold sums: in float16 packed ones only if all is added up in them, else both."""
+    """Registers of a thread that hold sums; float16 has packed sums alone, or packed and float32 ones."""
     per_sum = 3 if layer.adds_up_in_float32 else 1
     return layer.tiling.rows * layer.sums * per_sum
 
 
 def held(layer: TiledConvolution) -> int:
-    """Registers of a thread for what it copies of a chunk, where that passes registers."""
+    """Registers of a thread for its copies of a chunk, if they pass registers."""
     tile = layer.input_tile
     per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
     return tile.copies * (tile.unit if layer.pairing.whole_words else per_copy[layer.spec.data_type])
 
 
 def carried(layer: TiledConvolution) -> int:
-    """The same through a chunk's multiply-adds: none where copies are asynchronous."""
+    """Registers of these copies during a chunk's multiply-adds: none if copies are asynchronous."""
     return 0 if layer.spec.data_type == "float32" or layer.pairing.whole_words else held(layer)

@@ -14,16 +14,16 @@ from codegen.kernels.geometry import Geometry
 BANKS = 32
 """Words of shared memory that one access reaches."""
 MOST_EDGES = 8
-"""Of a tile without rows above and below the map: those of a 3x3 kernel. Each is a register for every stage."""
+"""Most edges of a tile without rows above and below the map: those of a 3x3 filter. Each is a register per stage."""
 
 
 class Edge(NamedTuple):
-    """What a position may read from beside the map, and then reads zeros for."""
+    """An element beside the map that a position may read: it reads zeros instead."""
 
     row: int | None
-    """Of the thread's window; None for all rows, if those above and below the map are in shared memory."""
+    """Row of the thread's window; None for all rows, if those above and below the map are in shared memory."""
     column: int
-    """Of the kernel."""
+    """Column of the filter."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class InputTile:
     height: int
     """Rows of a channel, halo included."""
     row_words: int
-    """From a row to the next."""
+    """Words from a row to the next."""
     channel_words: int
-    """From a channel to the next."""
+    """Words from a channel to the next."""
     image_words: int
-    """From an image to the next."""
+    """Words from an image to the next."""
     stage_words: int
-    """From a chunk to the next."""
+    """Words from a chunk to the next."""
     margin: int
     """Words before the first that is read: copies begin at multiples of their size."""
     patch_gap: int
@@ -73,11 +73,11 @@ class InputTile:
     rows_above: int
     """Rows of zeros before the first row of the map that it has."""
     edges: tuple[Edge, ...]
-    """What lies beside the map for some position: each has an address of its own."""
+    """Elements beside the map for some position: each has an address of its own."""
     zero_words: int
     """Words in the area of zeros, behind the stages."""
     zeros_before: int
-    """How many of them lie before the address that takes the place of a position's own."""
+    """Zeros before the address that replaces a position's own."""
 
     @property
     def copies(self) -> int:
@@ -90,7 +90,7 @@ class InputTile:
         return self.pointers + (len(self.edges) // 2 if any(edge.row is not None for edge in self.edges) else 0)
 
     def edge(self, row: int, column: int) -> int | None:
-        """The number of the edge that a row of the window and a column of the kernel are at; None of others."""
+        """The number of the edge at a row of the window and a column of the filter; None if there is none."""
         return next((i for i, each in enumerate(self.edges) if each in ((row, column), (None, column))), None)
 
     def shared_words(self, stages: int) -> int:
@@ -106,7 +106,7 @@ def input_extent(geometry: Geometry, tiling: Tiling) -> Pair:
 
 
 def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pairing) -> InputTile:
-    """The input of the blocks of a convolution whose streams read so many channels. Stages, kernels do not matter."""
+    """The input tile of a convolution whose streams read `span_channels`; it depends on neither stages nor K groups."""
     height, width = input_extent(geometry, tiling)
     plane = geometry.height * geometry.width
     even = span_channels % tiling.chunk_channels == 0
@@ -166,7 +166,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
     if whole_rows and images > 1:
         # The first position of an image reads the bank after that of the last position of the one before.
         image_words += _up((tiling.tile_height * row_words - image_words) % BANKS, unit)
-    # Zeros lie in the banks of what they stand for, whatever the stage.
+    # Zeros lie in the banks of the elements that they stand for, in every stage.
     stage_words = _up(images * image_words, BANKS if edges else 1)
     last_row = (tiling.rows - 1) * geometry.tile_stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0]
     reach = (tiling.chunk_channels - 1) * channel_words + last_row * row_words
@@ -218,7 +218,7 @@ def _unit(length: int, step: int) -> int:
 
 
 def _around(geometry: Geometry, tiling: Tiling) -> tuple[Edge, ...]:
-    """The edges of a tile of whole maps without rows above and below them; empty where that is none for a block."""
+    """The edges of a tile of whole maps without rows above and below them; empty if a block cannot have such a tile."""
     if tiling.rows != 1 or tiling.tile_height != geometry.positions_height or geometry.pad_top < 0:
         return ()
     edges = tuple(
@@ -231,7 +231,7 @@ def _around(geometry: Geometry, tiling: Tiling) -> tuple[Edge, ...]:
 
 
 def _is_beside(geometry: Geometry, r: int, s: int, *, rows: bool) -> bool:
-    """Whether an element of the kernel lies beside the map for some position; above and below it if `rows` count."""
+    """Whether an element of the filter lies beside the map for some position; above and below it if `rows` count."""
     across = s * geometry.dilation[1] - geometry.pad_left
     down = r * geometry.dilation[0] - geometry.pad_top
     last_across = (geometry.positions_width - 1) * geometry.stride[1] + across

@@ -16,13 +16,13 @@ QUAD = 4
 
 @dataclass(frozen=True)
 class Streams:
-    """How a tiling cuts channels and kernels: a stream is the instructions of one K group.
+    """How a tiling divides channels and output channels: a stream is the instructions of one K group.
 
-    A span is what streams share the channels of: one group of a grouped convolution or, where the groups are so small
-    that a stream serves several, as many of them.
+    Streams of a span read the same channels: a span is one group of a grouped convolution, or several if the groups are
+    so small that a stream serves them together.
 
-    A K group may have several streams, its shares: each has some of the channels of all its kernels, and stores some of
-    the kernels. They are neighbours.
+    With clusters a K group has several streams, its shares, which are neighbours: each has some of the channels for all
+    output channels of the group, and stores some of the output channels.
     """
 
     span_channels: int
@@ -63,28 +63,28 @@ class Streams:
 
     @property
     def channels(self) -> int:
-        """Of a stream; the last shares of a linear layer may have fewer, or none."""
+        """Channels of a stream; the last shares of a linear layer may have fewer, or none."""
         return -(-self.span_channels // self.shares)
 
     @property
     def stored_outputs(self) -> int:
-        """Kernels whose outputs a stream stores."""
+        """Output channels that a stream stores."""
         return self.group_outputs // self.shares
 
     def first_output(self, stream: int) -> int:
-        """The first that a stream stores."""
+        """The first output channel that a stream stores."""
         group, share = divmod(stream, self.shares)
         span, within = divmod(group, self.streams_per_span)
         return span * self.span_outputs + within * self.group_outputs + share * self.stored_outputs
 
     def stored(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Values of the kernels [K] as [streams, stored_outputs], zero for kernels that do not exist."""
+        """Values of the output channels [K] as [streams, stored_outputs], zero beyond the last output channel."""
         return self.by_stream(values).reshape(self.count, self.stored_outputs)
 
     def by_stream(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Values of the kernels [K, ...] as [K groups, group_outputs, ...], zero for kernels that do not exist.
+        """Values of the output channels [K, ...] as [K groups, group_outputs, ...], zero beyond the last one.
 
-        A K group is one stream, if it has not several shares.
+        A K group is one stream, unless it has several shares.
         """
         spans = values.reshape(self.spans, self.span_outputs, *values.shape[1:])
         missing = self.streams_per_span * self.group_outputs - self.span_outputs
@@ -93,11 +93,12 @@ class Streams:
 
 
 def fits(geometry: Geometry, tiling: Tiling) -> bool:
-    """Whether the streams come out even: a stream of several groups has them whole, and their channels in one chunk.
+    """Whether a tiling divides a layer evenly into streams.
 
-    A chunk of the others has channels of one group only, and one of a patch rows of one channel. The blocks of a
-    cluster have as many channels each, in whole chunks of whole quads, and store as many kernels; only of a linear
-    layer may the last have fewer channels.
+    A stream of several groups has them whole, and their channels in one chunk; other chunks have channels of one group
+    only, and those of a patch embedding rows of one channel. The blocks of a cluster have equally many channels, in
+    whole chunks of whole quads, and store equally many output channels; in a linear layer the last may have fewer
+    channels.
     """
     if tiling.cluster > 1:
         return (

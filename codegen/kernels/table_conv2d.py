@@ -1,4 +1,4 @@
-"""Convolutions at few positions, whose weights are a table beside the code: it, and the parts of table_conv2d.cu."""
+"""Convolutions at few positions with their weights in a table: the table and the generated parts of table_conv2d.cu."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ SOURCE = "table_conv2d.cu"
 
 UNIT_WEIGHTS = 4
 UNIT_WORDS = 2 * UNIT_WEIGHTS
-"""A value and the place of its input each."""
+"""Words of a unit: a value and the place of its input for each weight."""
 BUFFER_UNITS = 32
-"""Of a kernel on their way to shared memory at once."""
+"""Units of an output channel on their way to shared memory at once."""
 BUFFER_WORDS = BUFFER_UNITS * UNIT_WORDS + 4
-"""Of a buffer: the kernels of a warp read theirs from other banks."""
+"""Words of a buffer: the output channels of a warp read theirs from different banks."""
 ALIGNED_WORDS = 32
-"""What the parts of a table begin at multiples of: 128 bytes."""
+"""Alignment of the parts of a table: 128 bytes."""
 WARP = 32
 MOST_THREADS = 1024
 MOST_SLICES = 8
@@ -52,11 +52,11 @@ ROWS = (1, 2, 4, 7)
 LANES = (8, 16, 32, 64)
 CLUSTERS = (1, 2, 4, 8)
 BLOCKS = (132, 264)
-"""Of a layer, at most: those of an H100 or H200 at once, one or two of a multiprocessor."""
+"""Most blocks of a layer: those that an H100 or H200 runs at once, one or two per multiprocessor."""
 MOST_ACROSS = 8
-"""Tiles beside each other."""
+"""Most tiles beside each other."""
 CODE_INSTRUCTIONS = 800
-"""Of such a kernel, about: whatever the weights are."""
+"""Instructions of the kernel, about: they do not depend on the weights."""
 
 
 def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
@@ -77,20 +77,20 @@ def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a block computes, and of its input a chunk in shared memory: [channels][row][column], with pads."""
+    """The positions of a block, and a chunk of its input in shared memory: [channels][row][column], with pads."""
 
     rows: int
     columns: int
-    """Of positions."""
+    """Columns of positions."""
     row_y: int
     row_x: int
-    """From a position of a thread to its next one."""
+    """Rows and columns from a position of a thread to its next one."""
     input_rows: int
     row_places: int
     lanes: int
-    """Threads of a kernel, of which there may be more than positions."""
+    """Threads of an output channel, of which there may be more than positions."""
     slices: int
-    """Of the weights of a kernel, each with lanes of its own."""
+    """Slices of the weights of an output channel, each with lanes of its own."""
 
     @property
     def plane(self) -> int:
@@ -99,7 +99,7 @@ class Tile:
 
 
 def tile_of(layer: AnyTiled) -> Tile:
-    """What the blocks of a tiling have."""
+    """The tile of a block."""
     geometry, tiling = layer.geometry, layer.tiling
     row_y, row_x = (0, tiling.tile_width) if geometry.is_pointwise else (tiling.tile_height, 0)
     rows = tiling.tile_height if geometry.is_pointwise else tiling.tile_height * tiling.rows
@@ -123,24 +123,24 @@ def tile_of(layer: AnyTiled) -> Tile:
 
 
 def threads_of(layer: AnyTiled) -> int:
-    """Of a block."""
+    """Threads of a block."""
     tile = tile_of(layer)
     return tile.lanes * tile.slices * layer.tiling.group_outputs
 
 
 def _copied(layer: AnyTiled) -> int:
-    """Words of a copy."""
+    """Words that one copy moves."""
     geometry, tile = layer.geometry, tile_of(layer)
     return 4 if geometry.is_pointwise and tile.columns % 4 == geometry.width % 4 == 0 else 1
 
 
 def _tile_words(layer: AnyTiled) -> int:
-    """Of a chunk and the zeros behind it, one for wherever a position of the tile would find the input of a weight."""
+    """Words of a chunk and of the zeros behind it, one for each place that a position could read from."""
     return -(-(layer.tiling.chunk_channels + 1) * tile_of(layer).plane // 4) * 4
 
 
 def shared_words(layer: AnyTiled) -> int:
-    """A chunk and the buffers of units; afterwards the sums."""
+    """Words of shared memory: a chunk and the buffers of units, or afterwards the sums."""
     tile, tiling = tile_of(layer), layer.tiling
     buffers = threads_of(layer) // tile.lanes * BUFFER_WORDS
     return max(_tile_words(layer) + buffers, threads_of(layer) * tiling.rows)
@@ -152,7 +152,7 @@ def _segments(layer: AnyTiled) -> int:
 
 
 def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
-    """About how large the table is, were the non-zeros spread evenly."""
+    """Expected size of the table if the non-zeros were spread evenly."""
     return 4 * _head_words(layer) + 4 * UNIT_WORDS / UNIT_WEIGHTS * nonzeros
 
 
@@ -173,7 +173,7 @@ def _aligned(words: int) -> int:
 
 
 def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
-    """The weights as table_conv2d.cu reads them; what is zero is not there."""
+    """The non-zero weights in the layout of table_conv2d.cu."""
     geometry, tile = layer.geometry, tile_of(layer)
     size, segments, kernels = layer.tiling.chunk_channels, _segments(layer), geometry.output_channels
     kernel = weights.kernel.reshape(kernels, geometry.channels, geometry.kernel_height, geometry.kernel_width)
@@ -190,7 +190,7 @@ def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
     entries[place, 1] = 4 * (channel % size * tile.plane + row * down * tile.row_places + column * across)
     head = np.zeros(_head_words(layer), dtype=np.uint32)
     head[: len(starts)] = starts
-    head[_most_word(layer)] = max(1, units.max())  # also of a layer without weights a block does its turn
+    head[_most_word(layer)] = max(1, units.max())  # a block has a turn even without weights
     head[_bias_word(layer) :][:kernels] = weights.bias.astype(np.float32).view(np.uint32)
     return np.concatenate([head, entries.ravel()]).view(np.uint64)
 
@@ -242,7 +242,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
 
 
 def workload(layer: TiledConvolution) -> Workload:
-    """The share of a stream in code that all run: no weights are in it."""
+    """The share of a stream in code that all streams run: it has no weights."""
     spec, tile = layer.spec, tile_of(layer)
     element = ELEMENT_BYTES[spec.data_type]
     return table_workload(
@@ -273,7 +273,7 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
 
 
 def _tiles(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
-    """Columns, rows and positions of the threads of a kernel: most of a group's lanes have some."""
+    """Columns, rows and positions per thread of an output channel's threads: most of their lanes have some."""
     high, wide = geometry.positions_height, geometry.positions_width
     for rows in ROWS:
         for lanes in LANES:

@@ -1,4 +1,4 @@
-"""Fully connected layers for a few rows, with weights in a table beside the code: table_linear.cu and its table."""
+"""Fully connected layers for a few rows with their weights in a table: the table and the parts of table_linear.cu."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SOURCE = "table_linear.cu"
 LANES = 32
 """Threads of a warp, which computes one output."""
 OF_LANE = 4
-"""Weights of a lane in a unit of the table: what one load of 16 bytes brings of them."""
+"""Weights of a lane in a unit of the table: one load of 16 bytes brings them."""
 UNIT_WEIGHTS = LANES * OF_LANE
 COLUMN_BYTES = 2
 ALIGNED_WORDS = 32
-"""What the parts of a table begin at multiples of: 128 bytes."""
+"""Alignment of the parts of a table: 128 bytes."""
 AHEAD = 4
 """Units of a warp on their way at once."""
 WARPS = (4, 8, 16)
 IMAGES = (1, 2, 4)
 """Rows of the batch for which a block reads its weights once."""
 CODE_INSTRUCTIONS = 600
-"""Of such a kernel, about: whatever the weights are."""
+"""Instructions of the kernel, about: they do not depend on the weights."""
 SLICE_WEIGHTS = 2**22
-"""Dense weights that are put into the table at a time: their places take several times their memory."""
+"""Dense weights that are converted at a time: their places take several times their memory."""
 
 
 def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
@@ -54,7 +54,7 @@ def refusal(_layer: LoweredLinear, tiling: Tiling) -> str:
 
 
 def table_bytes(layer: AnyTiled, nonzeros: float) -> float:
-    """About how large the table is, were the non-zeros spread evenly."""
+    """Expected size of the table if the non-zeros were spread evenly."""
     segments = layer.geometry.output_channels * layer.streams.chunks
     units = segments * -(-nonzeros // (segments * UNIT_WEIGHTS)) if nonzeros else 0
     return 4 * _head_words(layer) + units * _unit_bytes(layer)
@@ -65,7 +65,7 @@ def _unit_bytes(layer: AnyTiled) -> int:
 
 
 def _bias_word(layer: AnyTiled) -> int:
-    """Before it are the places of the units."""
+    """The word at which the biases begin, behind the places of the units."""
     return _aligned(layer.geometry.output_channels * layer.streams.chunks + 1)
 
 
@@ -78,7 +78,7 @@ def _aligned(words: int) -> int:
 
 
 def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
-    """The weights as table_linear.cu reads them; what is zero in the layer's data type is not there.
+    """The weights in the layout of table_linear.cu, without those that are zero in the layer's data type.
 
     The columns of an output go to the lanes by the bank of shared memory that their inputs lie in, so that the lanes of
     a warp seldom meet in one.
@@ -93,7 +93,7 @@ def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
             counts[rows, chunk] = np.count_nonzero(present[:, chunk * size : (chunk + 1) * size], axis=1)
     units = -(-counts // UNIT_WEIGHTS)
     starts = np.concatenate([[0], np.cumsum(units)])
-    # Of each unit the weights, then their columns; for the lanes, one after the other, four each.
+    # Each unit has the weights of its lanes, four each, then their columns.
     bits = np.zeros((int(starts[-1]), LANES, OF_LANE), dtype=_bits(layer, weights.kernel[:1])[0].dtype)
     columns = np.full(bits.shape, size, dtype=np.uint16)
     for rows in slices:
@@ -114,7 +114,7 @@ def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
 
 
 def _bits(layer: AnyTiled, kernel: NDArray[np.float32]) -> tuple[NDArray[np.unsignedinteger], NDArray[np.bool_]]:
-    """The weights in the layer's data type as their bits, and which are none of them zero."""
+    """The bits of the weights in the layer's data type, and which weights are not zero."""
     rounded = from_float32(kernel, layer.spec.data_type)
     bits = rounded.view(f"u{rounded.itemsize}")
     return bits, (bits << 1).astype(bits.dtype) != 0  # -0.0 is zero
@@ -128,7 +128,7 @@ def _head(layer: AnyTiled, starts: NDArray[np.int64], weights: Weights) -> NDArr
 
 
 def _joined(bits: NDArray[np.unsignedinteger], columns: NDArray[np.uint16]) -> NDArray[np.uint32]:
-    """The units: of 16-bit types a lane's weights and columns side by side, else all weights before all columns."""
+    """The units: in 16-bit types a lane's weights beside its columns, otherwise all weights before all columns."""
     if bits.itemsize == COLUMN_BYTES:
         return np.concatenate([bits, columns], axis=2).view(np.uint32).ravel()
     parts = [
@@ -139,7 +139,7 @@ def _joined(bits: NDArray[np.unsignedinteger], columns: NDArray[np.uint16]) -> N
 
 
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
-    """Rows of the batch, nothing, outputs."""
+    """Rows of the batch in x, outputs in z."""
     tiling = layer.tiling
     groups = layer.streams.count if part is None else part.end - part.first
     return Launch(
@@ -173,7 +173,7 @@ def sources(layer: TiledLinear) -> dict[str, str]:
 
 
 def workload(layer: TiledLinear) -> Workload:
-    """The share of a warp's group in code that all run: no weights are in it."""
+    """The share of a group of warps in code that all run: it has no weights."""
     spec = layer.spec
     element = ELEMENT_BYTES[spec.data_type]
     return table_workload(

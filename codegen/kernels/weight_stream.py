@@ -29,7 +29,7 @@ PRODUCTS_TOGETHER = 160
 
 @dataclass(frozen=True)
 class Tap:
-    """An input that a thread reads of a channel of a chunk, and the rows of the thread that use it."""
+    """An input of a thread in a channel of a chunk, and the rows of the thread that use it."""
 
     channel: int
     row: int
@@ -37,11 +37,11 @@ class Tap:
     column: int
     kernel_column: int
     uses: tuple[tuple[int, int], ...]
-    """(row of the thread, row of the kernel)."""
+    """(row of the thread, row of the filter)."""
 
 
 def taps(layer: AnyTiled) -> list[list[Tap]]:
-    """The inputs of one chunk, by statement: a row of a channel each; of pointwise layers, several channels."""
+    """The inputs of one chunk, by statement: a row of one channel, or several channels of a pointwise layer."""
     geometry, tiling = layer.geometry, layer.tiling
     rows: list[tuple[int, tuple[tuple[int, int], ...]]] = []
     stride, _ = geometry.tile_stride
@@ -83,11 +83,11 @@ class Slots:
     sums: NDArray[np.int64]
     """The number of the sum that each adds to: thread row times sums of a row, plus sum."""
     weights: NDArray[np.int64]
-    """Indices into the weights of one copy of the loop, [group kernels, phases, chunk channels, rows, columns]."""
+    """Indices into the weights of one copy of the loop, [group outputs, phases, chunk channels, rows, columns]."""
 
 
 def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, int, int, int]]:
-    """(thread row, kernel of the group, phase, kernel row) of each multiply-add of an input."""
+    """(thread row, output channel of the group, phase, filter row) of each multiply-add of an input."""
     several = geometry.groups > 1 and tiling.group_outputs >= geometry.group_outputs
     for k in range(tiling.group_outputs):
         if several and k // geometry.group_outputs != tap.channel // geometry.group_channels:
@@ -118,16 +118,16 @@ def slots(layer: AnyTiled) -> Slots:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What the placeholders of every copy of the loop body stand for."""
+    """The values of the placeholders in every copy of the loop body."""
 
     weights: FloatArray
-    """[streams, chunks, slots]; channels and kernels beyond the layer's own are zero."""
+    """[streams, chunks, slots]; channels and output channels beyond the layer's own are zero."""
     biases: FloatArray
     """[streams, sums of a row that are stored]."""
     exists: NDArray[np.bool_]
-    """The same: whether the kernel is one of the layer's."""
+    """[streams, sums of a row that are stored]: whether the output channel is one of the layer's."""
     bounds: FloatArray
-    """[streams, chunks, inputs of the loop, 2]: lowest and highest, of bounded layers; no inputs of others."""
+    """[streams, chunks, inputs of the loop, 2]: lowest and highest; no inputs if the layer is not bounded."""
 
 
 def values(layer: AnyTiled, weights: Weights) -> Values:
@@ -170,7 +170,7 @@ def bits(spec: LayerSpec, weights: FloatArray) -> NDArray[np.uint32]:
 
 
 def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
-    """The text of parameters.h: `values` and what all kernels need."""
+    """The text of parameters.h: `values` and the macros of all kernels."""
     spec, geometry, tiling, streams = layer.spec, layer.geometry, layer.tiling, layer.streams
     common: dict[str, int | str] = {
         "DATA_TYPE": ("float32", "float16", "bfloat16").index(spec.data_type),
@@ -199,11 +199,11 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
 
 
 Address = Callable[[Tap], tuple[str, str]]
-"""Where an input lies in shared memory: C expressions of a pointer and of the words from it."""
+"""The address of an input in shared memory: C expressions of a pointer and of the words from it."""
 
 
 def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Tap]], str] | None = None) -> str:
-    """The text of body.h; `before` writes what stands before a statement, with its inputs."""
+    """The text of body.h; `before` writes the text before a statement, from its inputs."""
     # One statement per row of a channel: the compiler's time grows with statements times results, not with
     # instructions, and its loads stand at the head of a statement, where a whole channel's would need many registers.
     geometry, tiling = layer.geometry, layer.tiling
@@ -243,7 +243,7 @@ def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Ta
 
 
 def accumulate(layer: AnyTiled) -> str:
-    """The text of accumulate.h: every packed sum of a float16 layer into float32, if its block does that alone."""
+    """The text of accumulate.h: adds every packed sum of a float16 layer to a float32 sum; empty with clusters."""
     if layer.tiling.cluster > 1:
         return ""
     return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(layer.tiling.rows) for j in range(layer.sums))
@@ -251,13 +251,13 @@ def accumulate(layer: AnyTiled) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """Where a sum goes: the row of sums it is in, its number there, and C expressions for whether and where."""
+    """The store of a sum: its row and number, and C expressions for whether and where it is stored."""
 
     row: int
     sum: int
     in_range: str
     image: int
-    """Which of the thread's images it is of."""
+    """The number of its image among the thread's."""
     offset: str
     """Elements from the thread's first output of that image."""
 
@@ -278,7 +278,7 @@ def full_placeholders(spec: LayerSpec) -> tuple[NDArray[np.uint32], NDArray[np.u
 
 
 def full_values(spec: LayerSpec, weights: Weights) -> dict[int, int]:
-    """From the bits of every placeholder of the full form to the bits of its weight."""
+    """The bits of each weight by the bits of its placeholder in the full form."""
     kernel_bits, bias_bits = full_placeholders(spec)
     keys = np.concatenate([kernel_bits.ravel(), bias_bits])
     real = np.concatenate([weights.kernel.ravel(), weights.bias]).astype(np.float32).view(np.uint32)

@@ -1,4 +1,4 @@
-"""Workload: what a tiling makes a kernel do, in numbers that predictions and limits are made of."""
+"""Workload: the work of a tiling's streams, in numbers for predictions and limits."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from itertools import product
 from codegen.ir.tiling import Tiling
 
 SHARED_BYTES = 48 * 1024
-"""Every architecture gives a block this much without asking."""
+"""Shared memory that a block has on every architecture without an opt-in."""
 CLUSTER_SHARED_BYTES = 99 * 1024
-"""Every architecture with clusters gives a block this much if it is asked for."""
+"""Shared memory that a block can opt in to on every architecture with clusters."""
 BLOCK_SHARED_BYTES = 224 * 1024
-"""Of a block that may have a multiprocessor's: of the GPUs of data centres with clusters."""
+"""Shared memory that a block can opt in to on data centre GPUs with clusters: nearly all of a multiprocessor's."""
 
 
 ASYNCHRONOUS_COPY = 8.0
-"""Instructions of one copy to shared memory that passes no registers, with what it shares with others: fitted."""
+"""Instructions of one asynchronous copy to shared memory, with its share of common ones: fitted."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One stream of a kernel, dense, as one thread runs it."""
+    """The work of one thread in one stream of a kernel, if no weight is zero."""
 
     streams: int
     threads: int
@@ -37,51 +37,49 @@ class Workload:
     pointers: int
     """Pointers per thread for its copies to shared memory."""
     copies: int
-    """To shared memory, by a thread, of all chunks."""
+    """Copies to shared memory by a thread, for all chunks."""
     chunks: int
     stores: int
     """Instructions of a thread that store its outputs, with those of activations before them."""
     slots: int
     """Multiply-adds of one turn of the loop."""
     results: int
-    """Results of the statements of that turn: with the slots, what nvcc's time grows with."""
+    """Results of the statements of that turn: nvcc's time grows with these and the slots."""
     tile_bytes: float
-    """That a block reads from global memory."""
+    """Bytes that a block reads from global memory."""
     input_bytes: int
     """Input size per image, or per row of a linear layer."""
     output_bytes: int
     """Output size per image, or per row of a linear layer."""
     largest_offset_bytes: int
-    """From a pointer of a thread to what it addresses."""
+    """Largest offset of an address from a thread's pointer."""
     conflicts: float
-    """Accesses that one load of a warp becomes, on average."""
+    """Accesses to shared memory per load of a warp, on average."""
     packed_sums: int = 0
-    """Packed sums per thread that are accumulated in float32 along the way."""
+    """Packed sums per thread that are added to float32 sums chunk by chunk."""
     held: int = 0
-    """Registers of a thread that hold what it copies, from before a chunk's multiply-adds until after them."""
+    """Registers of a thread that hold its copies during a chunk's multiply-adds."""
     most_registers: int = 255
-    """Registers per thread that the compiler is told to make do with."""
+    """Limit of registers per thread that the compiler is given."""
     copy_instructions: float = ASYNCHRONOUS_COPY
     """Instructions per copy."""
     prepared: int = 0
-    """Inputs that a thread brings within bounds, or multiplies by their gates, if no weight is zero."""
+    """Inputs that a thread clips to bounds, or multiplies by their gates."""
     gate_loads: int = 0
-    """Loads of these gates."""
-    unstaged: bool = False
-    """Inputs are loaded from global memory where they are used, those without weights never."""
+    """Loads of these gates by a thread."""
     exchanged: float = 0.0
-    """Accesses of a warp to shared memory by which its threads have each other's sums of windows that overlap."""
+    """Accesses of a warp to shared memory to exchange sums of overlapping pool windows."""
     loop_instructions: float = 0.0
-    """Code of a chunk's copies where they are a loop, however many they are."""
+    """Instructions in the code of a chunk's copies if they are a loop."""
 
 
 def exchange_instructions(sums: int, blocks: int, halves: int = 1) -> int:
-    """Of a thread, with which so many blocks of a cluster add up their sums: stores, loads, conversions, additions."""
+    """Instructions per thread to reduce partial sums across the blocks of a cluster."""
     return 3 * halves * sums + 2 * blocks if blocks > 1 else 0
 
 
 def bank_conflicts(words: Iterable[int]) -> int:
-    """How many accesses the load of these words, one a lane, becomes: addresses over 32 banks."""
+    """Accesses to shared memory that one load of these words takes, one word a lane, over 32 banks."""
     return max(Counter(word % 32 for word in set(words)).values())
 
 
@@ -110,7 +108,7 @@ def table_refusal(tiling: Tiling) -> str:
 def table_workload(
     *, streams: int, threads: int, sums: int, instructions: int, tile_bytes: float, input_bytes: int, output_bytes: int
 ) -> Workload:
-    """Of a kernel that reads its weights from a table: a stream's share in code that all run, no weights in it."""
+    """The workload of a kernel that reads a table: a stream's share in code that all streams run, without weights."""
     return Workload(
         streams=streams,
         threads=threads,

@@ -1,4 +1,4 @@
-"""Chooses the tiling of a layer: every candidate that fits, the one predicted to be fastest; and cuts it into parts."""
+"""The choice of a layer's tiling: the candidate that fits and is predicted to be fastest; and its parts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from codegen.selection.question import RankingQuestion
 from codegen.selection.ranking import Ranking, ranking_of, stream_limits
 
 UNEVEN = 1.25
-"""How much more than those limits the largest K group of weights pruned unevenly may have."""
+"""Factor on the limits of a K group for the largest one of unevenly pruned weights."""
 CODE_BYTES = 16_000_000
-"""Machine code of one layer, unless the caller says otherwise."""
+"""Default limit of the machine code of one layer."""
 BATCH_BANDS = (1, 4, 16, 64, 256, 1024, 4096)
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
@@ -44,15 +44,15 @@ def choose_tiling(
     tables: bool = True,
     ranking: Ranking = ranking_of,
 ) -> Tiling:
-    """The tiling of a layer with these non-zeros per kernel [K], for launches of about this batch; deterministic.
+    """The tiling of a layer with these non-zeros per output channel [K], for about this batch; deterministic.
 
-    `accumulate` is for float16 layers: what sums of many products are added up in. `clusters`: whether the architecture
-    has them; `tables`: whether the weights of a layer may be one. `ranking`: who puts a layer's tilings in order.
+    `accumulate`: the type in which float16 layers add up sums of many products. `clusters`: whether the architecture
+    has clusters. `tables`: whether weights may be a table. `ranking`: orders the layer's tilings.
 
-    Batch and density go in by bands, so that checkpoints of one pruning sweep share their templates; in float16, those
-    with kernels of more non-zeros than are added up in float16 have others than those without. Raises TilingError if
-    nothing fits: the layer's code is too large with any tiling, or a kernel larger than shared memory, or the form
-    does not do for the layer.
+    Only bands of batch and density count, so that the checkpoints of a pruning sweep share their templates; in float16
+    it also counts whether an output channel has more non-zeros than are added up in float16. Raises TilingError if the
+    layer's code is too large with every tiling, a filter is too large for shared memory, or the form is not for the
+    layer.
     """
     layer = lower(spec)
     _check_form(layer, form)
@@ -70,7 +70,7 @@ def choose_tiling(
             "or prune the layer further"
         )
     raise TilingError(
-        f"its kernel is too large: the input of even one output row does not fit the {SHARED_BYTES // 1024} KiB of "
+        f"its filter is too large: the input of one output row does not fit the {SHARED_BYTES // 1024} KiB of "
         "shared memory"
     )
 
@@ -85,9 +85,9 @@ def ranked_tilings(
     clusters: bool = False,
     tables: bool = True,
 ) -> tuple[Tiling, ...]:
-    """All tilings that fit a layer with these non-zeros per kernel [K], the one predicted to be fastest first.
+    """All tilings that fit a layer with these non-zeros per output channel [K], the one predicted to be fastest first.
 
-    That is the one that `choose_tiling` takes. Empty where that raises TilingError.
+    `choose_tiling` takes the first. Empty if that raises TilingError.
     """
     fitting = _fitting(lower(spec), batch, nonzeros, accumulate, clusters=clusters, tables=tables)
     return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
@@ -96,7 +96,7 @@ def ranked_tilings(
 def misfit_of(
     spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
 ) -> str:
-    """Why a tiling that was measured does not do for a layer with these non-zeros per kernel, in words, or empty."""
+    """Why a measured tiling does not fit a layer with these non-zeros per output channel; empty if it fits."""
     try:
         layer = tiled(spec, tiling)
     except TilingError as error:
@@ -107,7 +107,7 @@ def misfit_of(
     if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
     if spec.data_type == "float16" and _too_long(tiling, nonzeros):
-        return "a kernel of these weights has more products than the blocks of its cluster add up in float16"
+        return "an output channel has more products than the blocks of a cluster add up in float16"
     streams = layer_instructions(layer, nonzeros)
     if not _streams_fit(layer, nonzeros, streams):
         return "a K group of these weights has too much code for it"
@@ -118,7 +118,7 @@ def misfit_of(
 
 
 def _size(count_bytes: float) -> str:
-    """In whole KB or MB, rounded up, so that a limit of that size suffices."""
+    """A size in whole KB or MB, rounded up, so that a limit of that size suffices."""
     unit, name = (1e6, "MB") if count_bytes >= 1e6 else (1e3, "KB")
     return f"{math.ceil(count_bytes / unit)} {name}"
 
@@ -129,9 +129,9 @@ def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:
 
 
 def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[np.integer]) -> Accumulator:
-    """What the sums of a layer with these non-zeros per kernel are added up in: float16 is for float16 layers only.
+    """The type in which a layer with these non-zeros per output channel adds up its sums.
 
-    Such a layer's sums are made in float16 throughout, whatever is asked for, if each has no more products than
+    float16 is for float16 layers only. It is taken, even if float32 is asked for, when no sum has more products than
     are added up in float16 anyway.
     """
     if spec.data_type != "float16":
@@ -149,7 +149,7 @@ def _fitting(
     tables: bool,
     ranking: Ranking = ranking_of,
 ) -> Iterator[tuple[Tiling, float]]:
-    """Tilings that do for these very weights, the one predicted to be fastest first, and the bytes of their code."""
+    """Tilings that fit these weights, the one predicted to be fastest first, and the bytes of their code."""
     kind = accumulator_of(layer.spec, accumulate, nonzeros)
     bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
     ranked = ranking(RankingQuestion(layer.spec, *bands, kind, clusters, tables))
@@ -163,13 +163,13 @@ def _fitting(
 
 
 def _too_long(tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
-    """Whether the blocks of a cluster have more products of a kernel each than are added up in float16."""
+    """Whether each block of a cluster has more products of an output channel than are added up in float16."""
     kept = tiling.cluster > 1 and tiling.accumulate == "float32"
     return kept and int(nonzeros.max()) > PRODUCTS_TOGETHER * tiling.cluster
 
 
 def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> tuple[Part, ...]:
-    """Cuts the K groups of a layer into kernels that ptxas does in seconds: as few as that takes, about even."""
+    """Parts of a layer's K groups that ptxas compiles in seconds each: as few as possible, about even."""
     streams = stream_instructions(spec, tiling, nonzeros)
     # Listed: one kernel, whose blocks fill the GPU; by place, the blocks of all K groups are side by side.
     whole = tiling.form != "rolled" or tiling.reads_table or tiling.listed or tiling.order != "group"

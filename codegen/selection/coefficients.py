@@ -52,7 +52,7 @@ class StreamCoefficients:
     lone_block: float
     """Slowdown of a large block that runs alone: no other block fills its waits at barriers."""
     overlap: float
-    """How issue, loads, fetch and latency combine: a norm between sum (1) and maximum (infinity)."""
+    """Exponent of the norm of issue, loads, fetch and latency: between sum (1) and maximum (infinity)."""
     l2_bytes_per_microsecond: float
     dram_bytes_per_microsecond: float
     scattered: float

@@ -1,4 +1,4 @@
-"""Limits: whether the sums of a tiling come out even, and its blocks fit a multiprocessor and its compiler."""
+"""Feasibility: whether a tiling divides its layer evenly, and its blocks fit a multiprocessor and the compiler."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from codegen.kernels.workload import BLOCK_SHARED_BYTES, CLUSTER_SHARED_BYTES, S
 from codegen.selection.costs.stream import registers_of
 
 OFFSET_BYTES = 2**31
-"""What an address in PTX may add to a register."""
+"""Largest offset of an address in PTX."""
 REGISTERS_OVER = 8
-"""By which a kernel that ran may be over the limit by estimate: sums may lie apart from ptxas's registers."""
+"""Estimated registers over the limit that a measured kernel may have: sums may lie apart from ptxas's registers."""
 SUMS = 128
-"""Registers of a thread that hold sums."""
+"""Most registers of a thread that hold sums."""
 BODY_SLOTS = 7_000
-"""Multiply-adds of one turn of the loop."""
+"""Most multiply-adds of one turn of the loop."""
 BODY_RESULTS = 1_600
-"""Results of the statements of that turn: with the slots, what nvcc's time grows with (about 3 s here)."""
+"""Most results of the statements of that turn: nvcc takes about 3 s for these two limits."""
 
 
 def comes_out_even(layer: AnyTiled) -> bool:
-    """Sums, streams and windows: of a tiling whose do not, nothing else can be asked."""
+    """Whether the tiling divides the layer evenly. Call this before any other query."""
     tiling = layer.tiling
     if tiling.reads_table:  # its threads have a sum for each of their rows, its units any of the channels
         return tiling.group_outputs % tiling.cluster == 0
@@ -30,10 +30,10 @@ def comes_out_even(layer: AnyTiled) -> bool:
 
 
 def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
-    """Threads, registers, shared memory, and the size of the loop body.
+    """Whether threads, registers, shared memory and the size of the loop body are within their limits.
 
-    A tiling that a GPU has run may have more shared memory than is chosen without measuring, and more registers by
-    this estimate.
+    A measured tiling may have more shared memory than one that is chosen by prediction, and more registers by this
+    estimate.
     """
     if layer.tiling.splits_streams and layer.tiling.stages < 2:
         return False

@@ -1,4 +1,4 @@
-"""A layer's K groups cut into the kernels that ptxas makes: their code is known, in machine instructions."""
+"""The split of a layer's K groups into kernels that ptxas compiles in seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from codegen.ir.tiling import Part
 
 PART_INSTRUCTIONS = 40_000
-"""Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for so many."""
+"""Most instructions of one kernel, over all its K groups: ptxas takes about 10 s for them."""
 CLUSTERED_INSTRUCTIONS = 400_000
-"""The same where the channels are split over clusters: the short streams of a layer are to run side by side."""
+"""Most instructions of one kernel with channels split over clusters: the short streams of a layer run side by side."""
 
 
 def cut(streams: NDArray[np.float64], cluster: int = 1) -> tuple[Part, ...]:
-    """As few parts as ptxas does in seconds, or in a minute where there are clusters; about even, clusters whole."""
+    """As few parts as ptxas compiles in seconds each, or in a minute with clusters; about even, clusters whole."""
     if cluster > 1:
         of_cluster = streams.reshape(-1, cluster).sum(axis=1)
         count = math.ceil(float(streams.sum()) / CLUSTERED_INSTRUCTIONS)

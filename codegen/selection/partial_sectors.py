@@ -1,4 +1,4 @@
-"""Sectors: the 32 bytes that memory is written by. Of those that a warp writes a part of, the rest is read first."""
+"""Partially written memory sectors: if a warp writes a part of 32 bytes, the rest is read first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECTOR_BYTES = 32
 
 
 def split_sectors(layer: AnyTiled) -> float:
-    """Of a convolution's image, all its channels: sectors that some warp writes a part of, for each time it does."""
+    """Partial writes of sectors per image of a convolution, over all its channels; 0 for other layers."""
     spec, geometry, tiling, pair = layer.spec, layer.geometry, layer.tiling, layer.pairing
     if isinstance(spec, Linear) or is_pooled(spec):
         return 0.0
@@ -38,7 +38,7 @@ def split_sectors(layer: AnyTiled) -> float:
 
 @lru_cache(maxsize=4096)
 def _split(block: tuple[int, int, int], steps: tuple[int, int], begin: int) -> float:
-    """Of one output for each thread [images, rows, columns] of a block, on average of where it begins.
+    """Partial writes of sectors by a block's threads [images, rows, columns], one output each, averaged over its start.
 
     `steps`: bytes from a row and from a column to the next.
     """

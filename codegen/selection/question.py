@@ -1,4 +1,4 @@
-"""What a ranking of tilings depends on."""
+"""The question that a ranking of tilings answers."""
 
 from __future__ import annotations
 

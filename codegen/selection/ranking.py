@@ -1,4 +1,4 @@
-"""Rankings: the tilings of a layer by predicted time, for bands of batch and density, whatever its weights."""
+"""Rankings: the tilings of a layer by predicted time, for bands of batch and density; weights do not count."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
         size = stream.code * divided.workload.streams
         if size <= limit and _stream_fits(divided, stream) and block_fits(divided):
             sizes.append((divided, stream, size))
-            # A layer that is larger whatever its tiling is given the smaller ones.
+            # Of a layer that is larger with every tiling, the smaller tilings are kept.
             dense = LARGE_CODE * density * spec.weights_count
             most = more * size if packed or size > dense else min(more * size, dense)
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))

@@ -241,9 +241,9 @@ def test_the_full_form_of_any_but_an_ordinary_convolution_is_refused(name: str) 
         choose_tiling(spec, 64, spread(spec, 0.1), form="full")
 
 
-def test_a_kernel_larger_than_shared_memory_is_an_error_that_says_so() -> None:
+def test_a_filter_too_large_for_shared_memory_is_an_error_that_says_so() -> None:
     spec = Conv2d(1, 400, 400, 1, 200, 200)
-    with pytest.raises(TilingError, match=r"its kernel is too large: .* 48 KiB of shared memory"):
+    with pytest.raises(TilingError, match=r"its filter is too large: .* 48 KiB of shared memory"):
         choose_tiling(spec, 1, spread(spec, 0.1))
 
 

@@ -11,7 +11,7 @@ from codegen.ir.checkpoint import Layer, Pool
 from codegen.ir.epilogue import POOL_STRIDE
 from codegen.ir.layer_spec import Conv2d, MaxPool, prepares_inputs
 from codegen.kernels.geometry import geometry_of
-from codegen.kernels.max_pool import rises
+from codegen.kernels.max_pool import is_monotonic
 
 
 def with_max_pool(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
@@ -23,7 +23,9 @@ def with_max_pool(layer: Layer, graph: Graph, taken: Set[int]) -> Layer:
     spec, node = layer.spec, graph.only_reader(layer.output)
     if node is None or node.position in taken or any(map(graph.is_read, node.outputs[1:])):
         return layer
-    if not isinstance(spec, Conv2d) or prepares_inputs(spec) or layer.reshaped or not all(map(rises, spec.epilogue)):
+    if not isinstance(spec, Conv2d) or prepares_inputs(spec) or layer.reshaped:
+        return layer
+    if not all(map(is_monotonic, spec.epilogue)):
         return layer
     step = _step(node)
     if step is None or geometry_of(spec).is_pointwise or min(step.outputs(spec.map_height, spec.map_width)) < 1:
