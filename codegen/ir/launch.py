@@ -26,7 +26,7 @@ def tensors_of(spec: LayerSpec) -> tuple[str, ...]:
 
 
 def numbers_of(spec: LayerSpec) -> tuple[str, ...]:
-    """Names of the int32 arguments of a convolution; a bounded one, which often reads a Concat, has `input_step` too."""
+    """Names of the int32 arguments of a convolution; a bounded one, which often reads a Concat, has `input_step`."""
     return NUMBERS if is_bounded(spec) else NUMBERS[:2]
 
 
