@@ -1,5 +1,4 @@
-"""Bundles in PyTorch: `load` gives the whole network as a module, `capture` makes one CUDA graph of it, `swap` puts its
-layers into a model of one's own."""
+"""Bundles in PyTorch: `load` a whole network, `capture` it as a CUDA graph, or `swap` its layers into your model."""
 
 from __future__ import annotations
 

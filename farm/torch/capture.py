@@ -1,4 +1,4 @@
-"""A network as CUDA graphs: one call is one launch, whatever the number of layers."""
+"""A network as CUDA graphs: one launch per call instead of one per layer."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import torch
 from torch import nn
 
 from farm.errors import UsageError
-from farm.torch.code_prefetch import code_fetched_ahead
+from farm.torch.code_prefetch import prefetch_during_capture
 
 MOST_GRAPHS = 8
-"""Of one module: of that many combinations of shapes, the last used; each holds memory for all the activations."""
+"""Most graphs of a module, one per combination of input shapes; each holds memory for all activations."""
 WARM_CALLS = 3
-"""Before a capture: libraries choose their algorithms, the allocator finds its sizes."""
+"""Calls before a capture, in which libraries choose algorithms and the allocator grows."""
 
 Key = tuple[tuple[torch.Size, torch.dtype, torch.device], ...]
 
 
 def capture(network: nn.Module) -> nn.Module:
-    """The network, captured as a CUDA graph for each combination of shapes of its inputs when that is first given.
+    """Wrap a network so that it runs as CUDA graphs, one per combination of input shapes, captured at its first call.
 
-    A call copies the inputs, replays the graph on the current stream, and gives copies of the outputs: a few
-    microseconds of the CPU instead of some for each layer. The network must be one that CUDA graphs can hold (`load`'s
-    and `swap`'s are): the same work for the same shapes, and no waiting for the GPU. While another capture is under
-    way, and under torch.compile, calls go to the network itself. For inference: gradients do not pass. Graphs of the
-    last 8 combinations are kept. Safe to call from several threads, which then take turns.
+    A call copies the inputs, replays the graph on the current stream, and returns copies of the outputs. It takes the
+    CPU a few microseconds instead of some for each layer. The network must be capturable: equal work for equal shapes,
+    and no waiting for the GPU. Networks of `load` and `swap` are. During another capture and under torch.compile, calls
+    go to the network itself. For inference only, without gradients. The graphs of the last 8 combinations are kept.
+    Thread-safe; calls run one after another.
     """
     return _Captured(network)
 
@@ -38,9 +38,9 @@ class _Graph:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[torch.Tensor, ...]
     output: Any
-    """A tensor or a tuple of them, in the graph's memory."""
+    """A tensor or a tuple of tensors, in the graph's memory."""
     free: torch.cuda.Event
-    """When the last call's outputs had been copied."""
+    """Recorded after the outputs of the last call were copied."""
 
 
 class _Captured(nn.Module):
@@ -60,9 +60,9 @@ class _Captured(nn.Module):
             raise UsageError(f"the inputs of a captured network lie on {len(devices)} GPUs: move them to one")
         with self._lock, torch.cuda.device(devices.pop()):
             stream = torch.cuda.current_stream()
-            with torch.inference_mode():  # what is held is written whichever mode the caller is in
+            with torch.inference_mode():  # the graph's inputs are inference tensors, in any mode of the caller
                 found = self._graph(inputs)
-                stream.wait_event(found.free)  # of a call on another stream
+                stream.wait_event(found.free)  # the last call may have been on another stream
                 for held, given in zip(found.inputs, inputs, strict=True):
                     held.copy_(given)
                 found.graph.replay()
@@ -90,7 +90,7 @@ class _Captured(nn.Module):
                 self.network(*held)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"), code_fetched_ahead():
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"), prefetch_during_capture():
             output = self.network(*held)
         free = torch.cuda.Event()
         free.record()

@@ -1,7 +1,8 @@
-"""Code of layers to come, brought into the L2 cache while others before them run.
+"""Prefetch of later layers' code into the L2 cache, while earlier layers run.
 
-Between two runs of a layer the others of its network move more than that cache holds, so its code comes from DRAM, and
-each multiprocessor waits for one piece of it after another. A small kernel on the side fetches all of it at once.
+Between two runs of a layer, the other layers of its network move more data than the L2 cache holds. Its code then comes
+from DRAM, and each multiprocessor waits for it piece by piece. A small kernel on a side stream fetches all of it at
+once.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from farm.cuda.module import LoadedPart
 from farm.cuda.prefetch import GpuLimits, Prefetches, estimate_layer, plan_prefetches, prefetcher_for
 
 OF_ITS_OWN = -1
-"""The side stream's priority: PyTorch's streams of the usual one may be those that layers use."""
+"""Priority of the side stream, so that PyTorch does not return a stream of the pool that layers use."""
 
 
 class _Side(threading.local):
-    """Of a thread that captures a network."""
+    """State of a thread that captures a network."""
 
     is_capturing: bool = False
     stream: torch.cuda.Stream | None = None
-    """Of the capture under way, once code is fetched on it."""
+    """The side stream of the capture, once it has prefetched code."""
 
 
 _side = _Side()
 
 
 @contextmanager
-def code_fetched_ahead() -> Iterator[None]:
-    """What this thread's networks launch within it also fetches their code; at its end the current stream waits for it.
+def prefetch_during_capture() -> Iterator[None]:
+    """Within the block, networks launched by this thread also prefetch code; at its end the current stream joins.
 
-    For a network that a CUDA graph is captured of: launches on the side would cost the CPU as much as those of layers.
+    Meant for the capture of a CUDA graph: outside of one, the launches of prefetches would cost the CPU as much as
+    those of layers.
     """
     _side.is_capturing = True
     try:
@@ -45,13 +47,13 @@ def code_fetched_ahead() -> Iterator[None]:
         _side.is_capturing, _side.stream = False, None
 
 
-class CodeAhead:
-    """That of one network on one GPU. Safe to use from several threads."""
+class NetworkPrefetch:
+    """Prefetches of one network on one GPU. Thread-safe."""
 
     def __init__(
         self, layers: Sequence[Sequence[LoadedPart]], image_bytes: Sequence[int], device: torch.device
     ) -> None:
-        """The parts of each layer, as they run one after another, and the bytes of an image in its input and output."""
+        """`layers` has the parts of each layer in order of execution, `image_bytes` its input and output per image."""
         self._layers = layers
         self._image_bytes = image_bytes
         self._device = device
@@ -61,7 +63,7 @@ class CodeAhead:
         self._plans: dict[int, tuple[Prefetches, ...]] = {}
 
     def before(self, number: int, images: int) -> None:
-        """A layer is about to be launched on the current stream, for so many images."""
+        """Enqueue the prefetches that start with a layer, which is launched next on the current stream."""
         if self._fetcher is None or not _side.is_capturing:
             return
         fetches = self._plan(images)[number]

@@ -1,4 +1,4 @@
-"""Where layers write what a Concat puts side by side: at once into its output, so that little is left to copy."""
+"""Concat without copies: layers write their outputs directly into channels of the Concat's output."""
 
 from __future__ import annotations
 
@@ -10,49 +10,52 @@ from itertools import accumulate
 from codegen.frontend.onnx.export.network import Network, NetworkNode
 
 MOST_COPIES = 1
-"""Tensors of a Concat that no layer writes into its output: each is copied there by a launch of its own."""
+"""Most inputs of a Concat that no layer can write into its output; each is copied by one launch."""
 MOST_READERS = 1
-"""Layers that read a tensor within another: they take contiguous ones, and copy it if it is of several images."""
+"""Most layers that read a tensor which lies within another; for several images they copy it, to make it contiguous."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Consecutive channels of a tensor."""
+    """A range of channels of a Concat's output."""
 
     tensor: str
-    """The output of a Concat."""
+    """Name of the Concat's output."""
     first: int
     count: int
 
 
 @dataclass(frozen=True)
 class Places:
-    """Which tensors of a network lie within others."""
+    """The tensors of a network that lie within others."""
 
     channels: Mapping[str, int]
-    """Of the tensors that others lie in."""
+    """Number of channels of each containing tensor."""
     written: Mapping[str, Place]
-    """Outputs of layers, which write them there."""
+    """Place of each layer output that the layer writes directly."""
     joined: Mapping[str, tuple[Place, Mapping[str, Place]]]
-    """Outputs of Concats: each with its inputs, which have to be in their places."""
+    """Place of each Concat output, with the places of its inputs."""
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a Concat joins: names, and where each begins, with the end as the last."""
+    """The inputs of a Concat: their names, and the first channel of each followed by the total."""
 
     names: tuple[str, ...]
     starts: tuple[int, ...]
 
     def run(self, others: Sequence[str]) -> int | None:
-        """From which part on these are the same; None if they are none of its runs."""
+        """Index at which `others` occur as consecutive inputs; None if they do not."""
         count = len(others)
         places = range(len(self.names) - count + 1)
         return next((i for i in places if self.names[i : i + count] == tuple(others)), None)
 
 
-def places_of(network: Network, writes_among_others: Callable[[str], bool]) -> Places:
-    """Plans a network, given which compiled layers can write among the channels of a larger tensor."""
+def plan_places(network: Network, writes_among_others: Callable[[str], bool]) -> Places:
+    """Plan the places of a network's tensors.
+
+    `writes_among_others` tells whether a compiled layer can write into channels of a larger tensor.
+    """
     return _Planner(network, writes_among_others).places()
 
 
@@ -70,7 +73,7 @@ class _Planner:
 
     def places(self) -> Places:
         concats = [node for node in self._network.nodes if node.operator == "Concat" and not node.layer]
-        # The largest first: others may be a part of it, as where each layer reads all before it.
+        # Largest first: smaller ones may be part of it, as in networks where each layer reads all earlier outputs.
         for node in sorted(concats, key=lambda node: -len(node.inputs)):
             if parts := self._parts(node):
                 self._place(node.outputs[0], parts)
@@ -78,7 +81,7 @@ class _Planner:
         return Places(channels, self._written, self._joined)
 
     def _place(self, output: str, parts: _Parts) -> None:
-        """Within a larger tensor if it is a part of one, else as a tensor that layers write into, if they can."""
+        """Place a Concat within a larger one that contains it, or make it a container if layers can write it."""
         if output not in self._outputs and self._layer_readers[output] <= MOST_READERS:
             for home, whole in self._homes.items():
                 if (start := whole.run(parts.names)) is not None:
@@ -100,7 +103,7 @@ class _Planner:
         self._joined[output] = Place(home, first, end - first), places
 
     def _parts(self, node: NetworkNode) -> _Parts | None:
-        """Of a Concat of channels, of images of known channels; all outputs of a Split are its input."""
+        """The parts of a Concat along known channels; None for any other. All outputs of a Split count as its input."""
         names: list[str] = []
         for name in node.inputs:
             names.append(name)
@@ -117,7 +120,7 @@ class _Planner:
         return _Parts(tuple(names), (0, *accumulate(counts)))
 
     def _is_split(self, node: NetworkNode) -> bool:
-        """Whether it cuts the channels of a layer's output, which nothing else reads."""
+        """Whether a node splits the channels of a layer's output that nothing else reads."""
         source = node.inputs[0] if node.inputs else ""
         rank = len(self._shape(source))
         return (
@@ -129,7 +132,7 @@ class _Planner:
         )
 
     def _can_be_written(self, name: str) -> bool:
-        """Whether a layer can write it in another tensor, and those that read it lose nothing."""
+        """Whether a layer can write the tensor within another one without extra copies for its readers."""
         maker = self._makers.get(name)
         return (
             maker is not None
@@ -140,6 +143,6 @@ class _Planner:
         )
 
     def _shape(self, name: str) -> tuple[int | str | None, ...]:
-        """Empty if it is not known."""
+        """Shape of a tensor; empty if unknown."""
         constant = self._network.constants.get(name)
         return tuple(constant.shape) if constant is not None else self._network.shapes.get(name, ())

@@ -1,4 +1,4 @@
-"""The CUDA context that the driver launches into: PyTorch makes it current in a thread when it calls CUDA there."""
+"""The current CUDA context of a thread, which PyTorch sets only when it calls CUDA there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.cuda.driver import call
 
 
 class _Thread(threading.local):
-    """What is known of a thread."""
+    """State of a thread."""
 
     has_context = False
 
@@ -21,10 +21,10 @@ _thread = _Thread()
 
 
 def launching_on(device: int) -> AbstractContextManager[None]:
-    """What the driver launches within goes to that GPU.
+    """Make a GPU current for launches through the driver within the block.
 
-    In a thread to which tensors were handed, PyTorch may have called nothing of CUDA yet: what it takes of its own
-    memory needs no call. Raises DeviceError.
+    In a thread that was handed tensors, PyTorch may not have called CUDA yet, because its allocator serves cached
+    memory without a call. Raises DeviceError.
     """
     current = torch.cuda.current_device()
     if not _thread.has_context:

@@ -1,4 +1,4 @@
-"""A compiled layer on a GPU as an operator of PyTorch: it launches on the current stream."""
+"""A compiled layer as a PyTorch operator, which launches on the current stream."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from farm.bundle.reader import Bundle, BundledLayer
 from farm.cuda.driver import driver
 from farm.cuda.module import LoadedPart
 from farm.errors import UsageError
-from farm.torch.code_prefetch import CodeAhead
+from farm.torch.code_prefetch import NetworkPrefetch
 from farm.torch.contexts import launching_on
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 ALIGNMENT_BYTES = 16
-"""Of the pointers that a kernel takes."""
+"""Alignment of the pointers that a kernel takes."""
 BRANCHES = 8
-"""Parts of a layer run beside each other on so many streams."""
+"""Most streams on which the parts of a layer run in parallel."""
 
 
 class Compute(Protocol):
-    """Computes a layer from its input, residual and gate, contiguous and of the layer's type; the images of an input
-    that is read among others may lie apart."""
+    """Computes a layer from input, residual and gate of the layer's data type.
+
+    All are contiguous, except that the images of an input which lies within a larger tensor may lie apart.
+    """
 
     def __call__(
         self,
@@ -39,46 +41,46 @@ class Compute(Protocol):
         gate: torch.Tensor | None = None,
         /,
     ) -> torch.Tensor:
-        """Gives the output: the one to be filled, whose images may lie apart, or a new one."""
+        """Return the output: `output`, whose images may lie apart, or a new tensor."""
 
 
 def layers_on(device: torch.device, bundle: Bundle) -> dict[str, GpuLayer]:
-    """All layers of a bundle, loaded. Raises DeviceError without a GPU, UsageError for one that it has no code for."""
+    """Load all layers of a bundle. Raises DeviceError without a GPU, and UsageError if there is no code for it."""
     if device.type != "cuda":
-        raise DeviceError(f"compiled layers run on NVIDIA GPUs only, not on the device {device}: give a CUDA device")
+        raise DeviceError(f"compiled layers run on NVIDIA GPUs only, not on the device {device}: use a CUDA device")
     if not torch.cuda.is_available():
-        raise DeviceError(f"compiled layers run on NVIDIA GPUs only, and PyTorch finds none here: {no_gpu_way_out()}")
+        raise DeviceError(f"compiled layers run on NVIDIA GPUs only, and PyTorch finds none: {no_gpu_way_out()}")
     layers = {name: GpuLayer(bundle, layer) for name, layer in bundle.layers.items()}
     for layer in layers.values():
         layer.load(device)
     return layers
 
 
-def fetch_ahead(layers: Sequence[GpuLayer], device: torch.device) -> None:
-    """Of a network that is captured, layers fetch each other's code from now on; they come in the order they run in."""
+def prefetch_code(layers: Sequence[GpuLayer], device: torch.device) -> None:
+    """Make layers, given in order of execution, prefetch each other's code when their network is captured."""
     with torch.cuda.device(device):
         parts, image_bytes = [layer.load(device) for layer in layers], [layer.image_bytes for layer in layers]
-        ahead = CodeAhead(parts, image_bytes, device)
+        ahead = NetworkPrefetch(parts, image_bytes, device)
         for number, layer in enumerate(layers):
             layer.tell(ahead, number, device)
 
 
 def no_gpu_way_out() -> str:
-    """What to do where PyTorch finds no GPU."""
+    """What to do if PyTorch finds no GPU."""
     built = "; this PyTorch is built without CUDA" if torch.version.cuda is None else ""
-    return f"run this on a machine with one, and look at nvidia-smi there{built}"
+    return f"use a machine with a GPU and check nvidia-smi{built}"
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What follows from the shape of a layer's input."""
+    """Sizes that follow from the shape of a layer's input."""
 
     input: tuple[int, ...]
     output: tuple[int, ...]
     images: int
-    """Or rows."""
+    """Number of images, or of rows of a Linear."""
     step: int
-    """Elements of the output for each of them."""
+    """Elements of the output per image or row."""
 
     @staticmethod
     def of(spec: LayerSpec, shape: Sequence[int]) -> _Sizes:
@@ -87,34 +89,34 @@ class _Sizes:
 
 
 class GpuLayer:
-    """All parts of a layer; loaded on each GPU when it is first used there. Safe to call from several threads."""
+    """All parts of a layer, loaded on each GPU at first use. Thread-safe."""
 
     def __init__(self, bundle: Bundle, layer: BundledLayer) -> None:
         self._bundle = bundle
         self._layer = layer
         least = min(each.launch.images_limit for each in layer.cubins)
         self._most_images = least // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        """Of one launch: more are launched in slices, which begin at aligned addresses."""
-        self._follow: dict[int, tuple[CodeAhead, int]] = {}
-        """By device: where this layer's launches are told, and by which number."""
+        """Most images of one launch; more are launched in slices at aligned addresses."""
+        self._follow: dict[int, tuple[NetworkPrefetch, int]] = {}
+        """The prefetch of the network and the layer's index in it, by device."""
         self._sizes = _Sizes.of(layer.spec, (0, *layer.spec.input_shape))
-        """Of the last call: the next one's are the same, as a rule."""
+        """Sizes of the last call, which usually equal those of the next."""
         self._lock = threading.Lock()
         self._loaded: dict[int, tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]] = {}
 
     def load(self, device: torch.device) -> Sequence[LoadedPart]:
-        """Its parts there. Raises DeviceError, and UsageError where the bundle has nothing for this GPU."""
+        """The parts, loaded on a device. Raises DeviceError, and UsageError if the bundle has no code for the GPU."""
         return self._on(_index(device))[0]
 
     @property
     def image_bytes(self) -> int:
-        """Of one image of its input and its output."""
+        """Bytes of the input and output of one image."""
         spec = self._layer.spec
         element_bytes: int = DTYPES[spec.data_type].itemsize
         return (math.prod(spec.input_shape) + math.prod(spec.output_shape)) * element_bytes
 
-    def tell(self, ahead: CodeAhead, number: int, device: torch.device) -> None:
-        """Of each launch there from now on, by the layer's number in its network."""
+    def tell(self, ahead: NetworkPrefetch, number: int, device: torch.device) -> None:
+        """Connect the layer to its network's prefetch on a device; `number` is its index in the network."""
         self._follow[_index(device)] = ahead, number
 
     def __call__(
@@ -158,7 +160,7 @@ class GpuLayer:
         return output
 
     def _slices(self, values: Mapping[str, int], tensors: Mapping[str, torch.Tensor]) -> Iterator[dict[str, int]]:
-        """What is launched one after another where one launch does not take all images."""
+        """Arguments of consecutive launches if one launch cannot take all images."""
         images, most = values["images"], self._most_images
         image_bytes = {name: each.numel() // images * each.element_size() for name, each in tensors.items()}
         image_bytes["output"] = values["output_step"] * tensors["output"].element_size()
@@ -169,7 +171,7 @@ class GpuLayer:
             yield {**values, **moved, "images": min(most, images - start)}
 
     def _on(self, index: int) -> tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]:
-        found = self._loaded.get(index)  # without the lock: it is taken once, not for each call
+        found = self._loaded.get(index)  # without the lock, which only the first call takes
         if found is None:
             with self._lock:
                 found = self._loaded.get(index) or self._loaded.setdefault(index, self._load(index))
@@ -180,14 +182,13 @@ class GpuLayer:
         cubins = self._layer.cubins_for(f"sm_{major}{minor}")
         if not cubins:
             raise UsageError(
-                f"{self._bundle.path} has {', '.join(self._bundle.archs)} and none of it runs on "
+                f"{self._bundle.path} has code for {', '.join(self._bundle.archs)} only, not for "
                 f"{torch.cuda.get_device_name(index)} (sm_{major}{minor}): "
-                f"compile the model with --arch sm_{major}{minor} and fetch it again; of an older GPU's job, "
-                "farm fetch --ptx writes what runs on later ones too"
+                f"compile the model with --arch sm_{major}{minor}, or fetch the job of an older GPU with --ptx"
             )
         driver()
         with torch.cuda.device(index):
-            torch.cuda.current_stream().synchronize()  # so that torch has made its context, which modules load into
+            torch.cuda.current_stream().synchronize()  # makes PyTorch create its context, into which modules load
             parts = [LoadedPart(self._bundle.cubin(each), each.launch) for each in cubins]
             others = [torch.cuda.Stream(index) for _ in range(min(len(parts), BRANCHES) - 1)]
         return parts, others
@@ -204,7 +205,7 @@ def _enqueue(
     values: Mapping[str, int],
     current: torch.cuda.Stream,
 ) -> None:
-    """To the current stream it is one launch: parts begin after what the stream has, what follows waits for all."""
+    """Enqueue parts on several streams such that they act as one launch on the current stream."""
     if not others:
         parts[0].enqueue(values, current.cuda_stream)
         return
@@ -219,7 +220,7 @@ def _enqueue(
 
 
 def output_shape(spec: LayerSpec, shape: Sequence[int]) -> list[int]:
-    """Of a layer's output for an input of that shape."""
+    """Shape of a layer's output for an input shape."""
     if isinstance(spec, Linear):
         return [*shape[:-1], spec.outputs]
     rank = len(shape)
@@ -230,19 +231,19 @@ _LIBRARY = torch.library.Library("farm", "DEF")
 _LIBRARY.define("layer(Tensor x, Tensor? residual, int number, Tensor? gate=None) -> Tensor")
 _LIBRARY.define("write_layer(Tensor x, Tensor? residual, int number, Tensor(a!) output, Tensor? gate=None) -> ()")
 _layers: dict[int, tuple[BundledLayer, Compute]] = {}
-"""By the number that the operator is called with: an operator takes tensors and numbers only."""
+"""Layers by number, because an operator takes tensors and numbers only."""
 _numbers = itertools.count()
 
 
 def register(layer: BundledLayer, compute: Compute) -> int:
-    """Makes a layer known; gives the number that `torch.ops.farm.layer` is called with."""
+    """Register a layer; returns the number to pass to `torch.ops.farm.layer`."""
     number = next(_numbers)
     _layers[number] = layer, compute
     return number
 
 
 def forget(number: int) -> None:
-    """Lets go of a layer that no module calls any more."""
+    """Unregister a layer."""
     _layers.pop(number, None)
 
 
@@ -257,7 +258,7 @@ def _compute(
     x = x if _is_among_others(layer, x) else _checked(layer, "input", x)
     if residual is not None:
         residual = _checked(layer, "residual", residual)
-        # It may be of the shape that the model gives the output behind the layer.
+        # Its shape may be the one that the model gives the layer's output later.
         if residual.numel() * math.prod(layer.spec.input_shape) != x.numel() * math.prod(layer.spec.output_shape):
             raise ValueError(
                 f"layer {layer.name}: its residual is {list(residual.shape)}, its output is "
@@ -291,7 +292,7 @@ def _fake_write(
     _output: torch.Tensor,
     _gate: torch.Tensor | None = None,
 ) -> None:
-    """Nothing has to be known of what it gives."""
+    """Fake kernel for tracing: there is no result."""
 
 
 def _fake(
@@ -301,7 +302,7 @@ def _fake(
 
 
 def _is_among_others(layer: BundledLayer, x: torch.Tensor) -> bool:
-    """Whether an input is channels of a larger tensor, from where the layer's kernels read it as it is."""
+    """Whether an input is a range of channels of a larger tensor that the layer's kernels can read in place."""
     return (
         layer.most_input_step > 0
         and x.dtype == DTYPES[layer.spec.data_type]
@@ -315,7 +316,7 @@ def _is_among_others(layer: BundledLayer, x: torch.Tensor) -> bool:
 
 
 def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous and aligned, copied where it is not. Raises TypeError and ValueError, in words."""
+    """The tensor, copied unless contiguous and aligned. Raises TypeError and ValueError for a wrong type or shape."""
     spec, wanted = layer.spec, DTYPES[layer.spec.data_type]
     if tensor.dtype != wanted:
         raise TypeError(f"layer {layer.name} takes {spec.data_type} and its {what} is {tensor.dtype}: convert it")
@@ -330,7 +331,7 @@ def _checked(layer: BundledLayer, what: str, tensor: torch.Tensor) -> torch.Tens
 def _fits(spec: LayerSpec, shape: Sequence[int]) -> bool:
     if isinstance(spec, Linear):
         return shape[-1] == spec.inputs
-    image = tuple(shape)[1:]  # much quicker than slices of a torch.Size
+    image = tuple(shape)[1:]  # much faster than slicing a torch.Size
     channels, height, width = spec.input_shape
     return image == (channels, height, width) or (height == 1 and image == (channels, width))
 

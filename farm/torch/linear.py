@@ -1,4 +1,4 @@
-"""Large fully connected layers that are not compiled, in float32: turned round where that is faster."""
+"""Large float32 fully connected layers outside of the compiled ones, computed transposed where that is faster."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import torch
 from farm.torch.operators import gemm
 
 LEAST_WEIGHTS = 2**22
+"""Least number of weights for the transposed product."""
 LEAST_ROWS, MOST_ROWS = 8, 64
-"""With which it was measured: at 64 rows 283 instead of 552 us for VGG-16's fc6, 64 instead of 89 us for fc7, on an
-H200; at 8 a few per cent less; for one row both take what reading the weights takes."""
+"""Measured range of rows.
+
+VGG-16 on an H200 at 64 rows: fc6 283 instead of 552 us, fc7 64 instead of 89 us. At 8 rows the gain is a few per cent;
+at one row both orders take as long as reading the weights.
+"""
 
 
 def own_gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, **attributes: Any) -> torch.Tensor:
-    """Gemm: for few rows and many weights of float32 on a GPU as weights times rows, else as PyTorch does it."""
+    """Gemm, computed as weights times rows for few rows and many float32 weights on a GPU."""
     plain = attributes.get("transB") and not attributes.get("transA")
     plain = plain and attributes.get("alpha", 1.0) == attributes.get("beta", 1.0) == 1
     if not plain or c is None or c.ndim != 1 or not _is_large(a, b):
@@ -24,7 +28,7 @@ def own_gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None, **
 
 
 def _is_large(rows: torch.Tensor, weights: torch.Tensor) -> bool:
-    """Whether it is among the products that were measured; by TensorFloat32 none was."""
+    """Whether the product is in the measured range; TensorFloat32 was not measured."""
     return (
         rows.is_cuda
         and rows.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""A bundle as a module: the compiled layers as operators, the rest of the network in PyTorch."""
+"""A bundle as a PyTorch module: compiled layers as operators, the glue between them in PyTorch."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from torch import fx, nn
 from codegen.frontend.onnx.export.network import Network, NetworkNode
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
-from farm.torch.concat_outputs import Place, places_of
-from farm.torch.layer import Compute, fetch_ahead, forget, layers_on, register
+from farm.torch.concat_outputs import Place, plan_places
+from farm.torch.layer import Compute, forget, layers_on, prefetch_code, register
 from farm.torch.linear import own_gemm
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.pooling import own_max_pool
 
 MOST_PARAMETERS = 64
-"""Constants of up to this many integers are given to operators as numbers where they are shapes, axes and the like."""
+"""Largest constant that an operator gets as Python numbers, for shapes, axes and the like."""
 SEVERAL = ("Split",)
-"""Operators of which all outputs are computed; of all others it is the first one."""
+"""Operators with all outputs; of other operators only the first is computed."""
 OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
-"""Operators that the farm computes otherwise than PyTorch's functions do."""
+"""Operators with a faster implementation than PyTorch's."""
 
 
 def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
-    """The network of a bundle, a folder or a file that `farm fetch` wrote, on a GPU.
+    """Load the network of a bundle (a folder or file of `farm fetch`) as a module on a GPU.
 
-    It takes what the ONNX model takes, in the order of its inputs, and gives its output, or a tuple of them; any batch
-    size that the model leaves open. Compiled layers run on the current stream. For inference: gradients do not pass.
-    Raises UsageError for what is no bundle, for a network with operators that this program does not run, and for a GPU
-    that the bundle has no code for; DeviceError where there is no GPU.
+    The module takes the inputs of the ONNX model in order, with any batch size that the model leaves open, and returns
+    its output or a tuple of outputs. Compiled layers run on the current stream. For inference only, without gradients.
+    Raises UsageError for an invalid bundle, an unsupported operator, or a GPU that the bundle has no code for, and
+    DeviceError without a GPU.
     """
     bundle = Bundle(path)
     network = bundle.network
     where = torch.device(device)
     layers = layers_on(where, bundle)
-    fetch_ahead([layers[node.layer] for node in network.nodes if node.layer], where)
+    prefetch_code([layers[node.layer] for node in network.nodes if node.layer], where)
     return module_of(network, bundle.layers, layers, OPERATORS | OWN).to(where).eval()
 
 
@@ -51,26 +51,26 @@ def module_of(
     compute: Mapping[str, Compute],
     operators: Mapping[str, Callable[..., Any]] = OPERATORS,
 ) -> fx.GraphModule:
-    """A network whose compiled layers are computed by given functions, and the rest by operators. Raises UsageError.
+    """A network that computes its layers by given functions and its glue by operators. Raises UsageError.
 
-    A function that is a module becomes a part of the network, so that torch.compile sees into it; others are called by
-    the operator of compiled layers.
+    A function that is a module becomes a submodule, which torch.compile can trace; others are called through the
+    operator `farm::layer`.
     """
     unknown = sorted({each.operator for each in network.nodes if not each.layer and each.operator not in operators})
     if unknown:
-        raise UsageError(f"farm.torch does not run {', '.join(unknown)}: use another runtime for the network around")
+        raise UsageError(f"farm.torch does not support {', '.join(unknown)}: use another runtime for the network")
     read = {name for node in network.nodes for name in node.inputs} | {each.name for each in network.outputs}
     later = {each.operator for each in network.nodes if each.operator not in SEVERAL and read & {*each.outputs[1:]}}
     if later:
         raise UsageError(
-            f"farm.torch computes the first output only of {', '.join(sorted(later))}, and the network reads another: "
-            "use another runtime for the network around"
+            f"farm.torch computes only the first output of {', '.join(sorted(later))}, and the network reads another: "
+            "use another runtime for the network"
         )
     return _Builder(network, layers, compute, operators).module()
 
 
 class _Builder:
-    """Writes the network as a graph of PyTorch's calls."""
+    """Builds the graph of PyTorch calls of a network."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class _Builder:
         self._numbers: list[int] = []
         self._buffers = 0
         self._modules = 0
-        self._places = places_of(network, self._writes_among_others)
+        self._places = plan_places(network, self._writes_among_others)
         self._tensors: dict[str, fx.Node] = {}
-        """Those that others lie in."""
+        """Tensors that contain others."""
         self._placed: set[tuple[str, str]] = set()
-        """In which of them what lies already."""
+        """Containing tensor and name of each tensor that is in its place already."""
 
     def module(self) -> fx.GraphModule:
         network, graph = self._network, self._graph
@@ -142,7 +142,7 @@ class _Builder:
         return output
 
     def _joined(self, node: NetworkNode) -> fx.Node:
-        """A Concat whose inputs lie side by side, once those are copied there that no layer wrote there."""
+        """A Concat whose inputs are in place, after copies of those that no layer wrote there."""
         place, inputs = self._places.joined[node.outputs[0]]
         for name, of_input in inputs.items():
             if (place.tensor, name) not in self._placed:
@@ -153,7 +153,7 @@ class _Builder:
         return self._within(place)
 
     def _make_room(self, place: Place, beside: fx.Node, plane: Sequence[int] = ()) -> None:
-        """The tensor of a place, of as many images as this one, and of its height and width if none are given."""
+        """Create a containing tensor unless it exists, with the images and by default the plane of `beside`."""
         if place.tensor not in self._tensors:
             arguments = (beside, self._places.channels[place.tensor], plane)
             self._tensors[place.tensor] = self._graph.call_function(_room, arguments)
@@ -178,7 +178,7 @@ class _Builder:
         return self._graph.call_function(self._operators[node.operator], tuple(arguments), {**attributes, **more})
 
     def _parameter(self, name: str) -> object:
-        """Numbers, where they are known now."""
+        """A constant as Python numbers, else a tensor."""
         constant = self._network.constants.get(name)
         return self._tensor(name) if constant is None or constant.size > MOST_PARAMETERS else constant.tolist()
 

@@ -1,4 +1,4 @@
-"""PyTorch's modules as the farm's layers: their weights' digests, their attributes, the steps after them."""
+"""PyTorch modules compared with compiled layers: digests of weights, attributes, epilogue steps."""
 
 from __future__ import annotations
 
@@ -49,18 +49,20 @@ _TYPES: dict[torch.dtype, DataType] = {
 
 
 def is_swappable(module: nn.Module) -> bool:
-    """Whether it may be a layer."""
+    """Whether a module has a type and data type that a compiled layer can replace."""
     return isinstance(module, (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)) and module.weight.dtype in _TYPES
 
 
 def is_norm(module: nn.Module | None) -> bool:
-    """Whether it may be folded into the module before it."""
+    """Whether a module is a normalisation that can be folded into the module before it."""
     return isinstance(module, _NORMS) and module.running_mean is not None and module.running_var is not None
 
 
 def digests_of(module: nn.Module, norm: nn.Module | None) -> Iterator[str]:
-    """Of the weights that a layer of this module has, a normalisation behind it folded in: by the farm, in float64, or
-    before that by an exporter, in their own type. A bundle's manifest has them."""
+    """Possible digests of a module's weights with a following normalisation folded in, as in a bundle's manifest.
+
+    The farm folds in float64; an exporter may have folded before, in the weights' own data type.
+    """
     kernel, bias = _arrays(module)
     kind = _TYPES[module.weight.dtype]
     kernels = len(kernel)
@@ -83,7 +85,7 @@ def digests_of(module: nn.Module, norm: nn.Module | None) -> Iterator[str]:
 
 
 def module_difference(module: nn.Module, spec: LayerSpec) -> str:
-    """Why a layer of the same weights does not compute the module, in words; empty where it does."""
+    """Why a layer with a module's weights computes something else than the module; empty if it does not."""
     kernel, _ = _arrays(module)
     if kernel.reshape(kernel.shape[0], -1).shape != (spec.output_channels, spec.weights_count // spec.output_channels):
         return f"has weights of the shape {list(spec.weights_shape)}, the module {list(kernel.shape)}"
@@ -95,12 +97,12 @@ def module_difference(module: nn.Module, spec: LayerSpec) -> str:
         return "is transposed, the module is not" if isinstance(spec, ConvTranspose2d) else "is not transposed"
     if module.padding_mode != "zeros":
         return f"pads with zeros, the module by {module.padding_mode}"
-    wanted = {"stride": spec.stride, "dilation": spec.dilation, "groups": spec.groups, "window": kernel.shape[2:]}
+    wanted = {"stride": spec.stride, "dilation": spec.dilation, "groups": spec.groups, "window": spec.weights_shape[2:]}
     had = {
         "stride": _pair(module.stride, 1),
         "dilation": _pair(module.dilation, 1),
         "groups": module.groups,
-        "window": spec.weights_shape[2:],
+        "window": kernel.shape[2:],
     }
     if isinstance(module.padding, str):
         return "" if wanted == had else f"has {wanted}, the module {had}"
@@ -113,7 +115,7 @@ def module_difference(module: nn.Module, spec: LayerSpec) -> str:
 
 
 def step_of(node: fx.Node, modules: Mapping[str, nn.Module]) -> Step | None:
-    """What a node of a traced model does with a tensor, as a step of an epilogue; None where it is none."""
+    """The epilogue step that a node of a traced model computes; None if it computes none."""
     if node.op == "call_module":
         module = modules[str(node.target)]
         made = next((make for kind, make in _MODULE_STEPS.items() if type(module) is kind), None)
@@ -138,7 +140,7 @@ def _pool(
     return_indices: bool = False,
     **_: Any,
 ) -> MaxPool | None:
-    """The step that a max pool with these arguments is."""
+    """The epilogue step for a max pool's arguments; None if there is none."""
     windows, strides, apart = ({*_tuple_of(each)} for each in (kernel_size, stride or kernel_size, dilation))
     if strides != {POOL_STRIDE} or apart != {1} or ceil_mode or return_indices:
         return None
@@ -149,7 +151,7 @@ def _pool(
 
 
 def same_step(wanted: Step, found: Step | None) -> bool:
-    """Numbers as equal as float32 has them."""
+    """Whether two steps are equal, with numbers compared at the precision of float32."""
     if type(wanted) is not type(found) or found is None:
         return False
     pairs = zip(astuple(wanted), astuple(found), strict=True)
@@ -191,11 +193,11 @@ _FUNCTION_STEPS: dict[str, Callable[[fx.Node], Step]] = {
     "tanh": lambda _: Tanh(),
     "mish": lambda _: Mish(),
 }
-"""Of functions of torch and methods of tensors, by name; those that work in place have the same."""
+"""Epilogue steps of functions and tensor methods, by name without the underscore of in-place variants."""
 
 
 def _arrays(module: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """Kernel as the spec has it, and bias; -0.0 as 0.0."""
+    """Weights in the layout of the spec, and bias; -0.0 becomes 0.0."""
     kernel = module.weight.detach().float().cpu().numpy() + np.float32(0)
     if isinstance(module, _TRANSPOSED):
         kernel = output_channels_first(kernel, module.groups)
@@ -206,18 +208,18 @@ def _arrays(module: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float64]
 
 
 def _norm_tensors(norm: nn.Module) -> list[torch.Tensor]:
-    """Scale, shift, mean, variance: of their own type, on the CPU."""
+    """Scale, shift, mean and variance in their own data type, on the CPU."""
     scale = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight
     shift = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias
     return [each.detach().cpu() for each in (scale, shift, norm.running_mean, norm.running_var)]
 
 
 def _pair(value: Any, first: int) -> tuple[int, int]:
-    """Of height and width; a 1-D module has a height of one."""
+    """Values for height and width; `first` is the one for the height of a 1-D module."""
     sizes = tuple(value) if isinstance(value, tuple | list) else (value, value)
     return (first, sizes[0]) if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
 def _tuple_of(value: Any) -> tuple[int, ...]:
-    """A number or several, to be compared."""
+    """A number or numbers as a tuple."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

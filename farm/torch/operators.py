@@ -1,7 +1,7 @@
-"""ONNX's operators in PyTorch, for what is left of a network beside its compiled layers.
+"""ONNX operators in PyTorch, for the glue of a network around its compiled layers.
 
-Each function takes a node's inputs, None where one is left out, and its attributes by their names; `opset` and
-`outputs` (how many the node has) come with every call. Tensors of integers that say shapes stay on the CPU.
+Each function takes a node's inputs, None for an omitted one, and its attributes by name. Every call has `opset` and
+`outputs`, the number of the node's outputs, too. Integer tensors with shapes stay on the CPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     "Tile": (1,),
     "Unsqueeze": (1,),
 }
-"""Inputs that are numbers rather than data, by operator: given as Python's where they are constants."""
+"""Positions of inputs that become Python numbers if they are constants, by operator."""
 
 
 def _simple(function: Callable[..., T]) -> Callable[..., T]:
@@ -56,7 +56,7 @@ def _divide(x: T, y: T, **_: Any) -> T:
 
 
 def _fold(function: Callable[[T, T], T]) -> Callable[..., T]:
-    """An operator of any number of inputs, two at a time."""
+    """An operator that folds a binary function over any number of inputs."""
 
     def apply(first: T, *others: T, **_: Any) -> T:
         for other in others:
@@ -126,7 +126,7 @@ def gemm(a: T, b: T, c: T | None = None, alpha: float = 1.0, beta: float = 1.0, 
 
 def _batch_normalization(x: T, scale: T, bias: T, mean: T, variance: T, epsilon: float = 1e-5, **more: Any) -> T:
     if more.get("training_mode"):
-        raise UsageError("BatchNormalization that trains is not run by farm.torch: export for inference")
+        raise UsageError("farm.torch does not support BatchNormalization in training mode: export for inference")
     return functional.batch_norm(x, mean, variance, scale, bias, eps=epsilon)
 
 
@@ -168,7 +168,7 @@ def _softmax(function: Callable[[T, int], T]) -> Callable[..., T]:
     def apply(x: T, axis: int | None = None, opset: int = 13, **_: Any) -> T:
         if opset >= 13:
             return function(x, -1 if axis is None else axis)
-        flat = shaping.flatten(x, 1 if axis is None else axis)  # one row of all that follows the axis, before opset 13
+        flat = shaping.flatten(x, 1 if axis is None else axis)  # before opset 13, a row spans all later axes
         return function(flat, 1).reshape(x.shape)
 
     return apply

@@ -1,4 +1,4 @@
-"""Max pooling on a GPU by the kernels of farm.runtime, twice as fast as PyTorch's for usual windows or more."""
+"""Max pooling on a GPU by the kernels of farm.runtime, at least twice as fast as PyTorch's for common windows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from farm.torch.layer import DTYPES
 from farm.torch.windows import max_pool, window_of
 
 SIZES = ([2, 2], [3, 3])
-"""The windows that the kernel has code of its own for."""
+"""Windows that the kernels are specialised for."""
 MOST_OUTPUTS = 2**31
-"""Of one image: the kernel counts them in 32 bits."""
+"""Limit of outputs of one image, which the kernel counts in 32 bits."""
 _TYPES = {kind: name for name, kind in DTYPES.items()}
 _functions: dict[tuple[str, int], ctypes.c_void_p] = {}
-"""By name and GPU."""
+"""Loaded kernels by name and GPU."""
 _lock = threading.Lock()
 
 
 def own_max_pool(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
-    """MaxPool: by the farm's kernel on a GPU, for the windows that it is made for, and else by PyTorch."""
+    """MaxPool: by the farm's kernel for its windows on a GPU, else by PyTorch."""
     if x.is_cuda and x.ndim == 4 and x.dtype in _TYPES:
         asked = tuple((name, tuple(each) if isinstance(each, list) else each) for name, each in attributes.items())
-        # Within torch.compile sizes may be symbols, and it looks into no cache.
+        # Under torch.compile, sizes may be symbols, and a cache cannot be traced.
         own_window = _own_window.__wrapped__ if torch.compiler.is_compiling() else _own_window
         if (window := own_window(x.shape, asked)) is not None:
             pooled: torch.Tensor = torch.ops.farm.max_pool.default(x, *window)
@@ -43,11 +43,11 @@ def own_max_pool(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
     return max_pool(x, **attributes)
 
 
-@lru_cache(maxsize=256)  # for every pool of a network, and not for every call of it
+@lru_cache(maxsize=256)  # once per pool of a network, not per call
 def _own_window(
     shape: torch.Size, asked: tuple[tuple[str, Any], ...]
 ) -> tuple[int, list[int], list[int], list[int]] | None:
-    """The window's size, strides, pads and how many there are of it, where the kernel is made for what is asked."""
+    """Window, strides, pads and output sizes; None if the kernel does not support the pool."""
     attributes = dict(asked)
     extent = list(attributes["kernel_shape"])
     if extent not in SIZES:
@@ -82,20 +82,20 @@ def _run(x: torch.Tensor, window: int, strides: list[int], pads: list[int], size
 
 @dataclass(frozen=True)
 class _Launch:
-    """Of a pool, whatever its images."""
+    """Launch parameters of a pool for one image."""
 
     kernel: str
-    """Without the type."""
+    """Name of the kernel without the data type."""
     threads: int
-    """Of an image."""
+    """Threads per image."""
     more: tuple[int, ...]
-    """The arguments behind the number of blocks of one."""
+    """Arguments after the number of blocks."""
     packed: bool
-    """Whether the images may lie apart, but whole; then how far is one more argument."""
+    """Whether images may lie apart, each contiguous; the distance is one more argument."""
 
     @property
     def blocks(self) -> int:
-        """Of an image."""
+        """Blocks per image."""
         return -(-self.threads // THREADS)
 
     @property
@@ -118,7 +118,7 @@ def _launch_of(
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
-    """With whole images, which may lie apart as within a Concat's output, where 16 bytes can be loaded at once."""
+    """The tensor, copied unless each image is contiguous and allows loads of 16 bytes; images may lie apart."""
     whole = list(x.stride()[1:]) == [x.shape[2] * x.shape[3], x.shape[3], 1]
     if whole and x.stride(0) * x.element_size() % PACK_BYTES == 0 and x.data_ptr() % PACK_BYTES == 0:
         return x
@@ -131,7 +131,7 @@ def _empty(x: torch.Tensor, _window: int, _strides: Sequence[int], _pads: Sequen
 
 
 def _function(name: str, device: int) -> ctypes.c_void_p:
-    """Loaded into the current context when it is first used there."""
+    """A kernel, loaded into the current context at first use."""
     with _lock:
         if (name, device) not in _functions:
             driver()

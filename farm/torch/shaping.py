@@ -1,4 +1,4 @@
-"""ONNX's operators that give tensors other shapes or places, in PyTorch: see operators.py."""
+"""ONNX operators in PyTorch that reshape, join, cut or move tensors; operators.py has the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbers: TypeAlias = Sequence[int] | T | None
 
 
 def numbers(values: Numbers) -> list[int]:
-    """Shapes, axes and the like, known before or computed."""
+    """Integers of a shape, axes and the like, from constants or a tensor."""
     if values is None:
         return []
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
@@ -24,7 +24,7 @@ def numbers(values: Numbers) -> list[int]:
 
 
 def number(value: Any) -> Any:
-    """A scalar, or None."""
+    """A Python number from a scalar; None stays None."""
     if isinstance(value, torch.Tensor):
         return value.item()
     while isinstance(value, Sequence) and not isinstance(value, str):
@@ -164,7 +164,7 @@ def pad(
 
 
 def _padded_places(size: int, begin: int, end: int, mode: str) -> list[int]:
-    """Which element of an axis stands in each place of the padded one."""
+    """Source index of each element of a padded axis."""
     places = range(-begin, size + end)
     if mode == "edge":
         return [min(max(place, 0), size - 1) for place in places]
@@ -184,7 +184,7 @@ def resize(
     nearest_mode: str = "round_prefer_floor",
     **more: Any,
 ) -> T:
-    """Resize, of nearest and linear mode. Raises UsageError for what else there is."""
+    """Resize in nearest and linear mode. Raises UsageError for other modes and options."""
     given = numbers(sizes)
     factors = scales.tolist() if isinstance(scales, torch.Tensor) else list(scales or [])
     if more.get("axes") is not None or more.get("antialias") or (given and more.get("keep_aspect_ratio_policy")):
@@ -199,11 +199,11 @@ def resize(
 
 
 def _not_run(how: str) -> UsageError:
-    return UsageError(f"Resize {how} is not run by farm.torch: export it otherwise, or use another runtime")
+    return UsageError(f"farm.torch does not support Resize {how}: export it otherwise, or use another runtime")
 
 
 def _resize_axis(x: T, axis: int, size: int, scale: float, mode: str, coordinates: str, nearest: str) -> T:
-    """One axis to a new size; ONNX's interpolation is separable."""
+    """Resize one axis; ONNX's interpolation is separable."""
     place = torch.arange(size, device=x.device, dtype=torch.float64)
     old = x.shape[axis]
     if coordinates == "asymmetric":

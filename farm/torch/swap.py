@@ -1,4 +1,4 @@
-"""Compiled layers in a PyTorch model of one's own, in the place of its convolutions and linear layers."""
+"""Swap compiled layers into a PyTorch model, in place of its convolutions and linear layers."""
 
 from __future__ import annotations
 
@@ -20,41 +20,40 @@ from farm.torch.modules import digests_of, is_norm, is_swappable, module_differe
 
 IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 SHOWN = 3
-"""Names in a message."""
+"""Most names in a message."""
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """A model with compiled layers, and what was done to it."""
+    """A model with compiled layers, and which modules were replaced."""
 
     module: fx.GraphModule
-    """Takes and gives what the model does; what was not replaced it shares with the model."""
+    """The changed model; it has the original's inputs and outputs, and shares its other modules."""
     replaced: Mapping[str, str]
-    """By the name of each compiled layer, that of the module in whose place it is."""
+    """Name of the replaced module, by the name of the compiled layer."""
     left: Mapping[str, str]
-    """Why the others of its convolutions and linear layers were left, by their names."""
+    """Why a convolution or linear layer was not replaced, by its name."""
 
 
 def swap(model: nn.Module, bundle: Path | str, device: torch.device | str = "cuda", *, strict: bool = True) -> Swapped:
-    """A model with the compiled layers of a bundle, a folder or a file that `farm fetch` wrote of its ONNX export.
+    """Replace modules of a model by the compiled layers of a bundle, which `farm fetch` wrote of its ONNX export.
 
-    A layer goes in the place of the module that has its weights, with the normalisation, the activation and the
-    addition that are folded into it. The model, in eval mode and on the device, is traced by torch.fx and not changed.
-    For inference: gradients do not pass the layers. Raises UsageError for a model that cannot be traced or that
-    trains, for what is no bundle, and, if `strict`, where the bundle has a layer whose weights no module of the model
-    has; DeviceError where there is no GPU.
+    A layer replaces the module with its weights, and the normalisation, activation and addition that are folded into
+    the layer. The model must be in eval mode and on the device; it is traced by torch.fx and not changed. For inference
+    only, without gradients. Raises UsageError for a model that cannot be traced or is in training mode, for an invalid
+    bundle and, if `strict`, for a layer whose weights no module has. Raises DeviceError without a GPU.
     """
     opened = Bundle(bundle)
     return swapped(model, opened, layers_on(torch.device(device), opened), strict=strict)
 
 
 def swapped(model: nn.Module, bundle: Bundle, compute: Mapping[str, Compute], *, strict: bool = True) -> Swapped:
-    """The same with given functions in the place of the kernels."""
+    """Replace modules of a model as `swap` does, by given functions."""
     if model.training:
-        raise UsageError("the model is in training mode, and compiled layers are for inference: call its eval() first")
+        raise UsageError("the model is in training mode, but compiled layers are for inference: call its eval() first")
     try:
         traced = fx.symbolic_trace(model)
-    except Exception as error:  # the model's own code runs while it is traced, and raises whatever it likes
+    except Exception as error:  # tracing runs the model's own code, which may raise anything
         raise UsageError(
             f"torch.fx cannot trace the model ({error}): farm.torch.load runs the whole network of the bundle instead"
         ) from error
@@ -63,7 +62,7 @@ def swapped(model: nn.Module, bundle: Bundle, compute: Mapping[str, Compute], *,
 
 @dataclass(frozen=True)
 class _Match:
-    """A layer's nodes: the product, then what is folded into it, in order."""
+    """The nodes that a layer replaces: convolution or product first, then those folded into it, in order."""
 
     layer: BundledLayer
     nodes: tuple[fx.Node, ...]
@@ -71,7 +70,7 @@ class _Match:
 
 
 class _Swap:
-    """One call."""
+    """The state of one call of `swapped`."""
 
     def __init__(self, traced: fx.GraphModule, bundle: Bundle, compute: Mapping[str, Compute]) -> None:
         self._traced = traced
@@ -80,14 +79,14 @@ class _Swap:
         self._compute = compute
         self._order = {node: i for i, node in enumerate(traced.graph.nodes)}
         self._open = dict(bundle.layers)
-        """Those that have no place yet."""
+        """Layers without a match so far."""
         self._by_digest: dict[str, list[str]] = {}
         for value in bundle.manifest["layers"]:
             self._by_digest.setdefault(value["weights"]["sha256"], []).append(value["name"])
         self._known: set[str] = set()
-        """Layers whose weights some module has."""
+        """Layers whose weights a module has."""
         self._made: dict[fx.Node, fx.Node] = {}
-        """What is in the place of a match's last node, which another match may add."""
+        """Replacement of a match's last node, which may be the residual of another match."""
 
     def result(self, strict: bool) -> Swapped:
         matches: list[_Match] = []
@@ -101,7 +100,7 @@ class _Swap:
                 else:
                     matches.append(found)
                     replaced[found.layer.name] = node.target
-        # A layer with a normalisation before it has weights that no module has: its module is left.
+        # No module has the weights of a layer with a normalisation folded in before it (a bounded spec).
         unknown = [
             name
             for name, layer in self._bundle.layers.items()
@@ -110,9 +109,8 @@ class _Swap:
         if unknown and strict:
             more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
             raise UsageError(
-                f"{self._bundle.path} is not of this model, or has more than normalisations folded in: no module has "
-                f"the weights of {', '.join(unknown[:SHOWN])}{more}: export the model as it is now, and compile that; "
-                "with strict=False they are left out"
+                f"no module of the model has the weights of {', '.join(unknown[:SHOWN])}{more} in {self._bundle.path}: "
+                "export and compile the model as it is now, or leave them out with strict=False"
             )
         numbers = tuple(self._replace(match) for match in matches)
         self._traced.delete_all_unused_submodules()
@@ -121,7 +119,7 @@ class _Swap:
         return Swapped(self._traced, replaced, left)
 
     def _match(self, node: fx.Node) -> _Match | str:
-        """Or why there is none."""
+        """The match of a module's node, or why there is none."""
         module = self._modules[str(node.target)]
         behind = _only_user(node)
         norm = self._modules.get(str(behind.target)) if behind is not None and behind.op == "call_module" else None
@@ -131,11 +129,11 @@ class _Swap:
                 for name in self._by_digest.get(digest, ()):
                     self._known.add(name)
                     if name not in self._open:
-                        reason = f"layer {name}, which has its weights, is in another place already"
+                        reason = f"layer {name} has its weights, but replaces another module already"
                         continue
                     layer = self._open[name]
                     if is_gated(layer.spec):
-                        reason = f"layer {name}, which has its weights, multiplies its input by gates too"
+                        reason = f"layer {name} has its weights, but multiplies its input by gates too"
                         continue
                     begun = [node, behind] if folded is not None and behind is not None else [node]
                     found = module_difference(module, layer.spec) or self._completed(layer, begun)
@@ -146,22 +144,22 @@ class _Swap:
         return reason
 
     def _completed(self, layer: BundledLayer, nodes: list[fx.Node]) -> _Match | str:
-        """With the nodes of the layer's epilogue."""
+        """The match extended by the nodes of the layer's epilogue, or why there is none."""
         residual: fx.Node | None = None
         for step in layer.spec.epilogue:
             node = _only_user(nodes[-1])
             if node is None:
-                return f"computes {type(step).__name__} too, and the model uses what is before it elsewhere"
+                return f"computes {type(step).__name__} too, but the model uses the input of that elsewhere"
             found = step_of(node, self._modules)
             if isinstance(step, AddResidual) and isinstance(found, AddResidual):
                 first, second = node.args[:2]
                 residual = second if first is nodes[-1] else first
                 if not isinstance(residual, fx.Node) or residual is nodes[-1]:
-                    return "adds another tensor, and the model a number or itself"
+                    return "adds another tensor, but the model adds a number or the tensor itself"
                 if residual is first and _is_in_place(node, self._modules) and self._is_read_after(residual, node):
-                    return f"would not add into {residual}, and the model reads it later"
+                    return f"would not add into {residual}, but the model reads it later"
             elif not same_step(step, found):
-                return f"computes {type(step).__name__} next, and the model {node.target}"
+                return f"computes {type(step).__name__} next, but the model computes {node.target}"
             nodes = [*nodes, node]
         x = _input(nodes[0])
         inputs = [x, *([residual] if residual is not None else [])]
@@ -171,7 +169,7 @@ class _Swap:
         return _Match(layer, tuple(nodes), residual)
 
     def _is_changed(self, tensor: fx.Node, first: fx.Node, last: fx.Node) -> bool:
-        """Whether something between these nodes writes into the tensor."""
+        """Whether a node between two nodes writes into the tensor."""
         between = [user for user in tensor.users if self._order[first] < self._order[user] < self._order[last]]
         return any(_is_in_place(user, self._modules) for user in between)
 
@@ -193,7 +191,7 @@ class _Swap:
 
 
 def _input(node: fx.Node) -> Argument:
-    """Of a call of a module."""
+    """Input of a module's call."""
     return node.args[0] if node.args else node.kwargs["input"]
 
 

@@ -1,4 +1,4 @@
-"""ONNX's convolutions and poolings in PyTorch: each side padded by itself, `auto_pad`, one to three dimensions."""
+"""ONNX convolutions and pools in PyTorch, with asymmetric pads, `auto_pad`, and one to three dimensions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _transposed_pads(
     begins, ends = [], []
     for size, stride, extent, added, output in zip(x.shape[2:], strides, reach, more, wanted, strict=True):
         total = stride * (size - 1) + added + extent - output
-        if total < 0:  # nothing but the bias reaches so far
+        if total < 0:  # only the bias reaches these outputs
             begins.append(0)
             ends.append(total)
             continue
@@ -61,7 +61,7 @@ def _transposed_pads(
 
 
 def max_pool(x: T, **attributes: Any) -> T:
-    """MaxPool, without its second output."""
+    """MaxPool without the indices."""
     extent = list(attributes["kernel_shape"])
     strides, dilations, begins, ends = window_of(x.shape[2:], extent, attributes)
     ceil = bool(attributes.get("ceil_mode", 0))
@@ -72,7 +72,7 @@ def max_pool(x: T, **attributes: Any) -> T:
 
 
 def average_pool(x: T, **attributes: Any) -> T:
-    """AveragePool: the mean of a window, its pads counted or not; what lies beyond them never counts."""
+    """AveragePool, with or without pads in the mean; elements beyond the pads never count."""
     extent = list(attributes["kernel_shape"])
     strides, dilations, begins, ends = window_of(x.shape[2:], extent, attributes)
     inside = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
@@ -94,7 +94,10 @@ def average_pool(x: T, **attributes: Any) -> T:
 
 
 def _overhang(size: int, begin: int, end: int, stride: int, reach: int) -> int:
-    """How far the last window of a pool that rounds up reaches beyond the padded input; none begins in the end pad."""
+    """Elements by which the last window of a pool with ceil_mode exceeds the padded input.
+
+    No window begins in the end pad.
+    """
     padded = begin + size + end
     windows = -(-(padded - reach) // stride) + 1
     if (windows - 1) * stride >= size + begin:
@@ -105,7 +108,7 @@ def _overhang(size: int, begin: int, end: int, stride: int, reach: int) -> int:
 def window_of(
     sizes: Sequence[int], extent: Sequence[int], attributes: Any
 ) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Strides, dilations, and pads before and after, of a convolution or pooling of maps of these sizes."""
+    """Strides, dilations, begin pads and end pads of a convolution or pool over maps of the given sizes."""
     rank = len(extent)
     strides = list(attributes.get("strides") or [1] * rank)
     dilations = list(attributes.get("dilations") or [1] * rank)

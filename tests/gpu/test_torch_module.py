@@ -277,5 +277,5 @@ def test_a_bundle_without_code_for_this_gpu_says_what_to_compile(fetched: Path, 
             target.write_bytes(path.read_bytes())
     (strange / "manifest.json").write_text(text.replace(f'"{device.arch}"', f'"{other}"'))
     assert bundle.archs == (device.arch,)
-    with pytest.raises(UsageError, match=f"none of it runs on .*: compile the model with --arch {device.arch}"):
+    with pytest.raises(UsageError, match=f"only, not for .*: compile the model with --arch {device.arch}"):
         load(strange)

@@ -14,7 +14,7 @@ from codegen.ir.launch import GridSize, Launch
 from farm.cuda.module import CodeRange
 from farm.cuda.prefetch import CodePrefetcher
 from farm.torch import code_prefetch
-from farm.torch.code_prefetch import CodeAhead, code_fetched_ahead
+from farm.torch.code_prefetch import NetworkPrefetch, prefetch_during_capture
 
 IMAGES = 64
 LAUNCH = Launch("conv2d", (GridSize(), GridSize(images=8), GridSize(8)), (448, 1, 1), 40_000)
@@ -73,13 +73,13 @@ def layer(*addresses: int | None) -> list[Any]:
 
 
 def run(*layers: list[Any], images: int = IMAGES) -> None:
-    code = CodeAhead(layers, [10_000_000] * len(layers), torch.device("cpu"))
+    code = NetworkPrefetch(layers, [10_000_000] * len(layers), torch.device("cpu"))
     for number in range(len(layers)):
         code.before(number, images)
 
 
 def test_code_is_fetched_in_time_and_the_graph_ends_once_all_is_fetched(said: list[str]) -> None:
-    with code_fetched_ahead():
+    with prefetch_during_capture():
         run(layer(1), layer(2), layer(3))
         assert said == ["side waits for main", "2 on 1", "side waits for main", "3 on 1"]
         said.clear()
@@ -87,13 +87,13 @@ def test_code_is_fetched_in_time_and_the_graph_ends_once_all_is_fetched(said: li
 
 
 def test_all_parts_of_a_layer_are_fetched_and_what_is_not_known_is_left_alone(said: list[str]) -> None:
-    with code_fetched_ahead():
+    with prefetch_during_capture():
         run(layer(1), layer(2, None, 4), layer(None))
     assert said == ["side waits for main", "2 on 1", "4 on 1", "main waits for side"]
 
 
 def test_the_first_part_waits_and_the_others_come_behind_it(said: list[str], waits: list[int]) -> None:
-    with code_fetched_ahead():
+    with prefetch_during_capture():
         run(layer(1), layer(2, None, 4), layer(None))
     first, second = waits
     assert first > 0
@@ -102,8 +102,8 @@ def test_the_first_part_waits_and_the_others_come_behind_it(said: list[str], wai
 
 def test_each_number_of_images_has_a_plan_of_its_own(said: list[str]) -> None:
     layers = [layer(1), *[layer(None)] * 4, layer(2)]
-    code = CodeAhead(layers, [20_000_000] * 6, torch.device("cpu"))
-    with code_fetched_ahead():
+    code = NetworkPrefetch(layers, [20_000_000] * 6, torch.device("cpu"))
+    with prefetch_during_capture():
         for images in (1, 1_000, 1):
             for number in range(6):
                 code.before(number, images)
@@ -115,7 +115,7 @@ def test_each_number_of_images_has_a_plan_of_its_own(said: list[str]) -> None:
 
 def test_nothing_is_fetched_outside_of_a_capture(said: list[str]) -> None:
     run(layer(1), layer(2))
-    with code_fetched_ahead():
+    with prefetch_during_capture():
         pass
     run(layer(1), layer(2))
     assert said == []
@@ -123,6 +123,6 @@ def test_nothing_is_fetched_outside_of_a_capture(said: list[str]) -> None:
 
 def test_nothing_is_fetched_where_it_is_not_known_how(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_prefetch, "prefetcher_for", lambda parts: None)
-    with code_fetched_ahead():
+    with prefetch_during_capture():
         run(layer(1), layer(2))
     assert said == []

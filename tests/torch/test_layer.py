@@ -55,7 +55,7 @@ def played(
     monkeypatch.setattr(layers, "launching_on", lambda _: nullcontext())
     monkeypatch.setattr(layers.torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     found = GpuLayer(SimpleNamespace(), BundledLayer("l", spec, True, (Cubin("p", "d", 1, "sm_90", how),)))  # type: ignore[arg-type]
-    found._loaded[0] = [module.Part(b"code", how)], []
+    found._loaded[0] = [module.LoadedPart(b"code", how)], []
     return found, driver
 
 
@@ -64,7 +64,7 @@ def test_a_kernel_that_waits_itself_may_begin_before_the_one_ahead_has_ended(mon
     monkeypatch.setattr(module, "call", lambda name, *_: called.append(name))
     how = Launch("k", (GridSize(2), GridSize(), GridSize()), (32, 1, 1), 0)
     for waits in (False, True):
-        part = module.Part(b"code", replace(how, waits=waits))
+        part = module.LoadedPart(b"code", replace(how, waits=waits))
         called.clear()
         part.enqueue({"input": 16, "output": 32, "images": 1}, 7)
         assert called == (["cuLaunchKernelEx"] if waits else ["cuLaunchKernel"])

@@ -27,7 +27,7 @@ from farm.bundle.reader import BundledLayer
 from farm.cuda.device import IDLE_SECONDS, WAKE_SECONDS
 from farm.cuda.graph import Gate, cool_down
 from farm.errors import UsageError
-from farm.torch.code_prefetch import code_fetched_ahead
+from farm.torch.code_prefetch import prefetch_during_capture
 from farm.torch.layer import no_gpu_way_out
 from farm.torch.module import load, module_of
 
@@ -228,7 +228,7 @@ class NetworkGpu:
                     call(*held)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream), code_fetched_ahead():
+            with torch.cuda.graph(graph, stream=self._stream), prefetch_during_capture():
                 output = call(*held)
             with torch.cuda.stream(self._stream):
                 yield _Replay(graph, held, output)
