@@ -1,22 +1,22 @@
-"""The errors of the farm. Each message has the fact, the reason and the way out; each kind its exit code."""
+"""The errors of the farm. A message has the fact, the reason and the way out; each class has an exit code."""
 
 from __future__ import annotations
 
 
 class FarmError(Exception):
-    """Anything that the farm reports."""
+    """Base class of all errors that the farm reports."""
 
     exit_code = 1
 
 
 class UsageError(FarmError):
-    """What was asked makes no sense: an option, a value, a file."""
+    """The request is invalid: an option, a value or a file."""
 
     exit_code = 2
 
 
 class UnreachableError(FarmError):
-    """The farm, its store or its database cannot be reached, or has no worker for this."""
+    """The farm, its store or its database is unreachable, or no worker can serve the request."""
 
     exit_code = 32
 
@@ -26,11 +26,11 @@ class StoreError(UnreachableError):
 
 
 class StoreUnavailableError(StoreError):
-    """The store does not answer now; later it may."""
+    """The store does not answer for the moment; a retry may succeed."""
 
 
 class StoreDeniedError(StoreError):
-    """The store does not let us."""
+    """Access to the store was denied."""
 
 
 class NoBucketError(StoreError):
@@ -42,11 +42,11 @@ class LedgerError(UnreachableError):
 
 
 class LedgerAwayError(LedgerError):
-    """The database does not answer now: the same call may do later."""
+    """The database does not answer for the moment; a retry may succeed."""
 
 
 class LeaseLostError(LedgerError):
-    """A coordinator could not keep its jobs, and others may have them by now."""
+    """A coordinator lost its lease: other coordinators may have taken its jobs over."""
 
 
 class NoWorkerError(UnreachableError):
@@ -54,7 +54,7 @@ class NoWorkerError(UnreachableError):
 
 
 class BlobLostError(FarmError):
-    """The store no longer holds a blob that the ledger knows."""
+    """The store has lost a blob that the ledger refers to."""
 
     exit_code = 39
 
@@ -72,7 +72,7 @@ class UnfinishedError(FarmError):
 
 
 class NotFoundError(FarmError):
-    """There is no such job."""
+    """The requested job or submission does not exist."""
 
     exit_code = 102
 

@@ -1,4 +1,4 @@
-"""Who is alive, and which templates and cubins each coordinator builds now, so that no other builds them too."""
+"""Live coordinators and their in-flight keys, so that each template and cubin is built by one coordinator only."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from sqlalchemy import and_, delete, func, insert, or_, select, update
 
 from farm.jobs.model import Status
 from farm.ledger.database import Database, patient
-from farm.ledger.tables import coordinators, flights, jobs, now
+from farm.ledger.tables import coordinators, in_flight_keys, jobs, now
 
 FORGET_SECONDS = 3600.0
-"""How long after its last word a coordinator that died is still listed."""
+"""Time after its last heartbeat for which a dead coordinator is still listed."""
 
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """One coordinator as the ledger knows it."""
+    """A coordinator, as the ledger records it."""
 
     id: str
     node: str
     """The machine's name."""
     serves: bool
-    """Takes whatever is pending; False for one that lives within a `farm compile`."""
+    """Whether it takes all pending jobs; False for the coordinator of a `farm compile`."""
     since: datetime
     seen: datetime
-    """Its last heartbeat."""
+    """Time of its last heartbeat."""
     seen_seconds: float
-    """How long ago that was, by the database's clock."""
+    """Age of its last heartbeat, by the database's clock."""
     alive: bool
     jobs: int
-    """That it runs now."""
+    """Number of jobs that it runs now."""
     workers: tuple[Mapping[str, Any], ...]
-    """As its executor described them at the last heartbeat."""
+    """Its executor's description of the workers, as of the last heartbeat."""
 
 
 class Coordinators:
-    """The heartbeats of coordinators, and their flights: the keys that each is building.
+    """Heartbeats of coordinators, and their in-flight keys: the keys that each is building.
 
-    A flight lasts until it is landed, or until its coordinator's lease has ended.
+    A key is in flight until it is released or its coordinator's lease ends. Raises LedgerError if the database fails.
     """
 
     def __init__(self, database: Database) -> None:
@@ -49,32 +49,32 @@ class Coordinators:
 
     @patient
     def register(self, coordinator: str, node: str, *, serves: bool, lease_seconds: float) -> None:
-        """Makes a coordinator known, and forgets those that died long ago."""
+        """Registers a coordinator, and removes those that died long ago."""
         with self._database.writing() as connection:
             long_ago = coordinators.c.seen < now() - FORGET_SECONDS
             connection.execute(delete(coordinators).where(or_(long_ago, coordinators.c.id == coordinator)))
             living = select(coordinators.c.id)
-            connection.execute(delete(flights).where(flights.c.coordinator.not_in(living)))
+            connection.execute(delete(in_flight_keys).where(in_flight_keys.c.coordinator.not_in(living)))
             at = connection.execute(select(now())).scalar_one()
             row = {"id": coordinator, "node": node, "serves": serves, "since": at, "seen": at, "workers": []}
             connection.execute(insert(coordinators), {**row, "lease_until": at + lease_seconds})
 
     @patient
     def beat(self, coordinator: str, lease_seconds: float, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Says that it is alive, and what its workers do."""
-        said = {"seen": now(), "lease_until": now() + lease_seconds, "workers": list(workers)}
+        """Records a heartbeat: extends the coordinator's lease and stores its workers' state."""
+        values = {"seen": now(), "lease_until": now() + lease_seconds, "workers": list(workers)}
         with self._database.writing() as connection:
-            connection.execute(update(coordinators).where(coordinators.c.id == coordinator).values(said))
+            connection.execute(update(coordinators).where(coordinators.c.id == coordinator).values(values))
 
     @patient
     def leave(self, coordinator: str) -> None:
-        """Forgets a coordinator that ends in order, and its flights."""
+        """Removes a coordinator that ends normally, and its in-flight keys."""
         with self._database.writing() as connection:
-            connection.execute(delete(flights).where(flights.c.coordinator == coordinator))
+            connection.execute(delete(in_flight_keys).where(in_flight_keys.c.coordinator == coordinator))
             connection.execute(delete(coordinators).where(coordinators.c.id == coordinator))
 
     def all(self) -> list[CoordinatorState]:
-        """Those alive and those that died within the last hour, oldest first."""
+        """Coordinators that are alive or died within the last hour, oldest first."""
         running = and_(jobs.c.coordinator == coordinators.c.id, jobs.c.status == Status.RUNNING)
         count = select(func.count()).select_from(jobs).where(running).scalar_subquery()
         query = select(coordinators, count.label("jobs"), now().label("now")).order_by(coordinators.c.since)
@@ -82,33 +82,33 @@ class Coordinators:
             return [_state_of_row(row) for row in connection.execute(query)]
 
     def any_serves(self) -> bool:
-        """Whether a coordinator is alive that takes whatever is pending."""
+        """Whether a coordinator that takes all pending jobs is alive."""
         alive = select(coordinators.c.id).where(coordinators.c.serves, coordinators.c.lease_until >= now())
         with self._database.reading() as connection:
             return connection.execute(alive.limit(1)).first() is not None
 
     @patient
     def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
-        """Those of the keys that this coordinator may build now: no other that is alive builds them."""
+        """Acquires the keys that no other live coordinator is building, and returns those that are this one's now."""
         if not keys:
             return set()
         others = select(coordinators.c.id).where(coordinators.c.lease_until >= now(), coordinators.c.id != coordinator)
-        free = flights.c.coordinator.not_in(others)
-        statement = self._database.insert_or_replace(flights, ("key",), ("coordinator",), where=free)
-        # Sorted: of two that ask for the same keys, one waits for the other, and neither for ever.
+        free = in_flight_keys.c.coordinator.not_in(others)
+        statement = self._database.insert_or_replace(in_flight_keys, ("key",), ("coordinator",), where=free)
+        # Sorted, so that two coordinators that acquire the same keys do not deadlock.
         rows = [{"key": key, "coordinator": coordinator} for key in sorted(keys)]
-        mine = select(flights.c.key).where(flights.c.key.in_(keys), flights.c.coordinator == coordinator)
+        held = and_(in_flight_keys.c.key.in_(keys), in_flight_keys.c.coordinator == coordinator)
         with self._database.writing() as connection:
             connection.execute(statement, rows)
-            return set(connection.execute(mine).scalars())
+            return set(connection.execute(select(in_flight_keys.c.key).where(held)).scalars())
 
     @patient
     def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
-        """The keys are built, or given up: others may have them."""
+        """Releases keys that are built or given up, so that others may acquire them."""
         if keys:
-            done = and_(flights.c.key.in_(keys), flights.c.coordinator == coordinator)
+            held = and_(in_flight_keys.c.key.in_(keys), in_flight_keys.c.coordinator == coordinator)
             with self._database.writing() as connection:
-                connection.execute(delete(flights).where(done))
+                connection.execute(delete(in_flight_keys).where(held))
 
 
 def _state_of_row(row: Any) -> CoordinatorState:

@@ -1,4 +1,4 @@
-"""The connection to the database, and the few places where one kind differs from another."""
+"""The connection to the database, and the differences between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from farm.errors import LedgerAwayError, LedgerError
 from farm.extras import way_out
 
 BUSY_SECONDS = 30
-"""How long a writer waits for another."""
+"""Time for which a writer waits for another one."""
 MOMENT_SECONDS = 0.01
-"""Between two tries of what SQLite does not wait for by itself."""
+"""Pause between two tries of a statement for which SQLite does not wait by itself."""
 CONNECT_SECONDS = 10
-"""How long a server may take to answer."""
+"""Time limit for connecting to a server."""
 AGAIN_SECONDS = 0.5
-"""Between two tries to reach a server that is away."""
+"""Pause between two tries to reach a server that is unreachable."""
 
 _COMING_BACK = re.compile(r"the database system is|too many clients|connection slots")
-"""What a server says that refuses a connection now and not for good."""
+"""Messages of a server that refuses a connection only for the moment."""
 
 
 def open_engine(url: str) -> Engine:
-    """An engine whose transactions say whether they write; nothing is connected yet.
+    """An engine whose transactions declare whether they write. It is not connected yet.
 
     Raises LedgerError if the database's driver is not installed.
     """
@@ -45,7 +45,7 @@ def _open_sqlite(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # the driver starts no transaction by itself: `begin` below does
+        connection.isolation_level = None  # transactions are started by `begin` below, not by the driver
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
         _write_ahead(cursor)
@@ -55,7 +55,7 @@ def _open_sqlite(url: str) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A reader that turns writer late would fail where it should wait.
+        # A transaction that begins to write late would fail instead of waiting.
         writes = connection.get_execution_options().get("farm_writes", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -63,7 +63,7 @@ def _open_sqlite(url: str) -> Engine:
 
 
 def _write_ahead(cursor: sqlite3.Cursor) -> None:
-    """A log of what is written, for good. SQLite does not wait by itself where others use a new file at that moment."""
+    """Switches the database to write-ahead logging. SQLite itself does not wait if others use a new file meanwhile."""
     end = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -79,7 +79,7 @@ def _write_ahead(cursor: sqlite3.Cursor) -> None:
 def _open_postgresql(url: str) -> Engine:
     connect = {} if "connect_timeout" in make_url(url).query else {"connect_timeout": CONNECT_SECONDS}
     try:
-        # A connection that the server has closed since is noticed before it is used, and replaced.
+        # Pre-ping detects and replaces a connection that the server has closed.
         return create_engine(url, pool_pre_ping=True, connect_args=connect)
     except ImportError as error:
         raise LedgerError(
@@ -178,7 +178,7 @@ def patient(
 
 
 def _connect(engine: Engine, wait_seconds: float) -> Connection:
-    """Waits that long for a server that is away: nothing has begun yet that could be done twice."""
+    """Connects, waiting up to that long for an unreachable server: no statement has run yet, so retrying is safe."""
     end = time.monotonic() + wait_seconds
     while True:
         try:
@@ -190,7 +190,7 @@ def _connect(engine: Engine, wait_seconds: float) -> Connection:
 
 
 def _away(error: Exception) -> bool:
-    """Whether the server does not answer, or answered that it is starting or stopping."""
+    """Whether the server does not answer, or is starting or stopping."""
     if not isinstance(error, OperationalError) or "psycopg" not in type(error.orig).__module__:
         return isinstance(error, PoolTimeoutError)
     said = str(error.orig)
@@ -199,27 +199,25 @@ def _away(error: Exception) -> bool:
 
 
 _DAMAGED = ("file is not a database", "database disk image is malformed")
-"""What SQLite says of them."""
+"""SQLite's messages for a damaged file."""
 
 
 def failure(engine: Engine, error: DBAPIError | PoolTimeoutError) -> LedgerError:
-    """What the database said, in words and without its password."""
+    """The error for a failure of the database: its message without the password, and the way out."""
     name = redacted(engine.url.render_as_string(hide_password=True))
     said = " ".join(redacted(str(error.orig if isinstance(error, DBAPIError) else error)).split())
     if _away(error):
-        return LedgerAwayError(
-            f"the database {name} does not answer now ({said}): nothing is lost; try again once it is back"
-        )
-    way_out = "check that it can be reached, that it may be written and that its disk has room"
+        return LedgerAwayError(f"the database {name} does not answer ({said}): nothing is lost, try again later")
+    way_out = "check that it is reachable and writable and that its disk has space"
     if said in _DAMAGED:
-        way_out = "move the file away, and the farm begins a new ledger; what is built stays in the store"
+        way_out = "move the file away to begin a new ledger; the store keeps what is built"
     return LedgerError(f"the database {name} failed ({said}): {way_out}")
 
 
 def one_at_a_time(connection: Connection, table: Table) -> None:
-    """Keeps other transactions that ask for the same waiting until this one ends; readers go on.
+    """Makes other transactions that call this for the same table wait until this one ends; readers do not wait.
 
-    On SQLite, a transaction that writes is alone anyway.
+    SQLite has only one writing transaction at a time anyway.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {table.name} IN SHARE ROW EXCLUSIVE MODE"))

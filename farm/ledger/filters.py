@@ -1,4 +1,4 @@
-"""Which jobs a query is about."""
+"""Filters of job queries."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from farm.ledger.tables import jobs
 
 
 class Which(TypedDict, total=False):
-    """All that is named must hold, and None names nothing."""
+    """Conditions that a job must all fulfil; None is no condition."""
 
     states: Sequence[Status] | None
     name: str | None
-    """A part of the text, in either case; as `model`."""
+    """A part of the job's name, in either case; `model` is a part of the path likewise."""
     model: str | None
     arch: str | None
     submission: str | None
 
 
 def chosen(which: Which) -> ColumnElement[bool]:
-    """The condition for those jobs."""
+    """The SQL condition of a filter."""
     conditions: list[ColumnElement[bool]] = [true()]
     if (states := which.get("states")) is not None:
         conditions.append(jobs.c.status.in_(states))
@@ -32,7 +32,7 @@ def chosen(which: Which) -> ColumnElement[bool]:
     if (model := which.get("model")) is not None:
         conditions.append(jobs.c.model.icontains(model, autoescape=True))
     if (arch := which.get("arch")) is not None:
-        # The options are JSON text; an architecture's quotes keep sm_90 apart from sm_90a.
+        # Options are JSON text. The quotes distinguish sm_90 from sm_90a.
         conditions.append(cast(jobs.c.options, Text).contains(f'"{arch}"', autoescape=True))
     if (submission := which.get("submission")) is not None:
         conditions.append(jobs.c.submission == submission)
@@ -40,17 +40,15 @@ def chosen(which: Which) -> ColumnElement[bool]:
 
 
 CLAIMED = and_(jobs.c.status == Status.RUNNING, jobs.c.started_at.is_(None))
-"""As Job.claimed says it."""
+"""The condition of Job.claimed."""
 
 
-def why_none(prefix: str) -> str:
-    """What to tell who asks for a job, by the beginning of its id or as the `latest`, where there is none."""
+def no_such_job(prefix: str) -> str:
+    """The message for the beginning of a job's id, or `latest`, that no job has."""
     if prefix == "latest":
         return "there are no jobs yet: farm compile makes one"
-    none = f"there is no job '{prefix}'"
     if prefix.endswith(".onnx"):
-        plan = f"farm plan {prefix} says what is in it, and farm compile makes a job"
-        return f"{none}, and a model is none: {plan}"
+        return f"no such job: '{prefix}' looks like a model. Try farm plan {prefix}, or farm compile"
     if prefix.endswith(".farm"):
-        return f"{none}, and a bundle is none: farm bundle show {prefix} says what is in it; farm status lists jobs"
-    return f"{none}: farm status lists them"
+        return f"no such job: '{prefix}' looks like a bundle. Try farm bundle show {prefix}"
+    return f"no such job: '{prefix}'. farm status lists jobs"

@@ -1,4 +1,4 @@
-"""How a job's row moves from state to state: which rows, locked how, and what they say then."""
+"""Moves of jobs between states: the rows to lock, and the values that they get."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from farm.ledger.tables import jobs, now
 
 
 def locked(connection: Connection, which: ColumnElement[bool]) -> ColumnElement[bool]:
-    """The same rows of jobs, locked in one order by all who change several: else two could wait for one another."""
+    """Locks rows of jobs in one order, so that transactions do not deadlock, and returns a condition for them."""
     numbers = select(jobs.c.number).where(which).order_by(jobs.c.number).with_for_update(key_share=True)
     return jobs.c.number.in_(list(connection.execute(numbers).scalars()))
 
 
 def held_by(coordinator: str) -> ColumnElement[bool]:
-    """The jobs that a coordinator has claimed and still has."""
+    """The condition for jobs that a coordinator holds."""
     return and_(jobs.c.coordinator == coordinator, jobs.c.status == Status.RUNNING)
 
 
 def state_values(status: Status, reason: str) -> dict[str, Any]:
-    """What a job's row says once it is no longer running, or again pending."""
+    """Values of a job's row that is no longer running."""
     values: dict[str, Any] = {
         "status": status,
         "reason": reason,

@@ -1,4 +1,4 @@
-"""Every query of the ledger."""
+"""The ledger: queries of jobs, builds, results and logs; other tables have classes of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farm.errors import LedgerError, NotFoundError, UsageError
 from farm.jobs.model import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.database import Database, one_at_a_time, patient
-from farm.ledger.filters import CLAIMED, Which, chosen, why_none
+from farm.ledger.filters import CLAIMED, Which, chosen, no_such_job
 from farm.ledger.job_states import held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
 from farm.ledger.qualification import QualificationTable
@@ -28,11 +28,11 @@ _JOB = select(jobs, submissions.c.submitter, now().label("now")).join(
     submissions, jobs.c.submission == submissions.c.id
 )
 _FREE = or_(jobs.c.status == Status.PENDING, and_(jobs.c.status == Status.RUNNING, jobs.c.lease_until < now()))
-"""Nobody has it, or its coordinator let the lease end."""
+"""The condition for jobs that no live coordinator holds: pending, or with an expired lease."""
 
 
 class Ledger:
-    """Jobs, builds and results. Raises LedgerError where the database cannot be used."""
+    """Jobs, builds and results. Raises LedgerError if the database cannot be used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -43,17 +43,17 @@ class Ledger:
 
     @property
     def coordinators(self) -> Coordinators:
-        """Who is alive, and what each builds."""
+        """Live coordinators and their in-flight keys."""
         return Coordinators(self._database)
 
     @property
     def running(self) -> RunningJobs:
-        """What coordinators say of the jobs they run."""
+        """Progress of running jobs, written by their coordinators."""
         return RunningJobs(self._database)
 
     @property
     def tuning(self) -> TuningTable:
-        """Tuning records, which belong to no job."""
+        """Tuning records."""
         return TuningTable(self._database)
 
     @property
@@ -63,27 +63,27 @@ class Ledger:
 
     @property
     def retention(self) -> Retention:
-        """What jobs refer to, and how old ones are forgotten."""
+        """References of jobs to the store, and removal of old jobs."""
         return Retention(self._database)
 
     @property
     def statistics(self) -> StatisticsTable:
-        """What the cache saved."""
+        """Cache hits, and the time that they saved."""
         return StatisticsTable(self._database)
 
     @property
     def neighbours(self) -> Neighbours:
-        """Keys like another."""
+        """Keys similar to another one, and their uses."""
         return Neighbours(self._database)
 
     def close(self) -> None:
-        """Gives the database's connections back."""
+        """Closes the database's connections."""
         self._database.engine.dispose()
 
     def record_submission(self, submission: NewSubmission) -> list[Job]:
-        """Writes a submission's jobs and builds, in one transaction.
+        """Writes a submission's jobs and builds in one transaction, and returns its jobs.
 
-        Where an unfinished job with the same request stands, and no coordinator has it, that one is given instead.
+        An unfinished job with the same request digest that no coordinator holds takes the place of a new one.
         """
         with self._database.writing() as connection:
             one_at_a_time(connection, submissions)
@@ -107,21 +107,21 @@ class Ledger:
         return [by_id[standing[job.request_digest]] for job in submission.jobs]
 
     def claim(self, job_id: str, coordinator: str, lease_seconds: float) -> bool:
-        """Takes a job that is pending, or whose coordinator let its lease end; False if somebody alive has it."""
+        """Claims a job; False if it has ended or a live coordinator holds it."""
         return bool(self.claim_all([job_id], coordinator, lease_seconds))
 
     @patient
     def claim_all(
         self, job_ids: Sequence[str], coordinator: str, lease_seconds: float, *, limit: int | None = None
     ) -> list[str]:
-        """Takes those of the jobs that are free, oldest first; what another takes at this moment is not waited for."""
+        """Claims the free ones of these jobs, oldest first, and returns them. Skips jobs that others are claiming."""
         return self._claim(jobs.c.id.in_(set(job_ids)), coordinator, lease_seconds, limit)
 
     @patient
     def claim_next(self, coordinator: str, lease_seconds: float, limit: int) -> list[str]:
-        """Takes up to so many free jobs, whoever submitted them, oldest first."""
+        """Claims up to `limit` free jobs of any submitter, oldest first, and returns them."""
         with self._database.reading() as connection:
-            # Most often nothing is: then nobody has to wait for this transaction.
+            # Usually no job is free, and then no writing transaction is needed.
             if connection.execute(select(jobs.c.id).where(_FREE).limit(1)).first() is None:
                 return []
         return self._claim(_FREE, coordinator, lease_seconds, limit)
@@ -140,7 +140,7 @@ class Ledger:
             "finished_at": None,
         }
         with self._database.writing() as connection:
-            # SQLite knows no row locks, and needs none: this transaction is the only one that writes.
+            # SQLite has no row locks and needs none: only one transaction writes at a time.
             free = select(jobs.c.id).where(which, _FREE).order_by(jobs.c.number).limit(limit)
             found = list(connection.execute(free.with_for_update(skip_locked=True, key_share=True)).scalars())
             if found:
@@ -149,29 +149,29 @@ class Ledger:
 
     @patient
     def extend_lease(self, coordinator: str, lease_seconds: float) -> None:
-        """The heartbeat of a coordinator, for all its jobs."""
+        """Extends the lease of all jobs of a coordinator."""
         with self._database.writing() as connection:
             rows = locked(connection, held_by(coordinator))
             connection.execute(update(jobs).where(rows).values(lease_until=now() + lease_seconds))
 
     @patient
     def held(self, coordinator: str) -> set[str]:
-        """The jobs that it has claimed, and that nobody has taken over or cancelled since."""
+        """Ids of the jobs that a coordinator holds: claimed, and not taken over or cancelled since."""
         with self._database.reading() as connection:
             return set(connection.execute(select(jobs.c.id).where(held_by(coordinator))).scalars())
 
     @patient
     def release(self, coordinator: str, reason: str) -> None:
-        """Gives back all that a coordinator runs: it is pending again, for that reason."""
+        """Returns all jobs of a coordinator to PENDING, with a reason."""
         with self._database.writing() as connection:
             rows = locked(connection, held_by(coordinator))
             connection.execute(update(jobs).where(rows).values(state_values(Status.PENDING, reason)))
 
     @patient
     def finish(self, job_id: str, status: Status, reason: str, *, holder: str | None = None, fault: str = "") -> bool:
-        """Ends a job; False if `holder` is named and no longer has it.
+        """Ends a job; False if `holder` is given and no longer holds it.
 
-        Raises LedgerError for a move that a job cannot make.
+        Raises LedgerError for a move that is not allowed.
         """
         sources = [source for source, targets in ALLOWED_MOVES.items() if status in targets]
         mine = and_(jobs.c.id == job_id, jobs.c.status.in_(sources), true() if holder is None else held_by(holder))
@@ -183,15 +183,15 @@ class Ledger:
         if holder is not None:
             return False
         if found is None:
-            raise NotFoundError(f"there is no job {job_id}")
+            raise NotFoundError(f"no such job: {job_id}")
         raise LedgerError(f"job {job_id} is {found} and cannot become {status}")
 
     def cancel(self, which: JobSet, reason: str) -> list[str]:
-        """Ends those of the jobs that have not ended, in one statement, and gives them; their coordinators notice."""
+        """Cancels the unfinished ones of these jobs in one statement and returns them; their coordinators notice."""
         return self._move_all(which, (Status.PENDING, Status.RUNNING), Status.CANCELLED, reason)
 
     def retry(self, which: JobSet, reason: str) -> list[str]:
-        """Puts those of the jobs that ended without success back to PENDING, and gives them."""
+        """Returns the unsuccessful ones of these jobs to PENDING and returns their ids."""
         return self._move_all(which, (Status.FAILED, Status.CRASHED, Status.CANCELLED), Status.PENDING, reason)
 
     def _move_all(self, which: JobSet, sources: tuple[Status, ...], target: Status, reason: str) -> list[str]:
@@ -208,9 +208,9 @@ class Ledger:
 
     @patient
     def record_results(self, batch: Sequence[BuildResult], *, holder: str | None = None) -> None:
-        """Writes results, in place of older ones of the same builds, and each job's counts with them.
+        """Writes results, replacing older ones of the same builds, and updates the counts of their jobs.
 
-        Of jobs that `holder`, if it is named, no longer has, nothing is written.
+        If `holder` is given, results of jobs that it no longer holds are dropped.
         """
         if not batch:
             return
@@ -218,7 +218,7 @@ class Ledger:
             owners = select(builds.c.id, builds.c.job).where(builds.c.id.in_({result.build for result in batch}))
             job_of = {row.id: row.job for row in connection.execute(owners)}
             whose = jobs.c.id.in_(set(job_of.values()))
-            # Locked before anything is written: nobody takes a job over in between.
+            # Locked before anything is written, so that no coordinator takes a job over in between.
             rows = locked(connection, whose if holder is None else and_(whose, held_by(holder)))
             mine = set(connection.execute(select(jobs.c.id).where(rows)).scalars())
             at = connection.execute(select(now())).scalar_one()
@@ -232,7 +232,7 @@ class Ledger:
 
     @patient
     def forget_results(self, job_id: str, *, holder: str | None = None) -> None:
-        """Drops the results of an earlier try, before a job runs again."""
+        """Deletes the results of a job's earlier try, before it runs again."""
         with self._database.writing() as connection:
             mine = and_(jobs.c.id == job_id, true() if holder is None else held_by(holder))
             rows = locked(connection, mine)
@@ -241,54 +241,54 @@ class Ledger:
 
     @patient
     def record_keys(self, stage: str, fields: Mapping[str, Mapping[str, str]]) -> None:
-        """Keeps what went into keys, by their digests; a digest that is there stays."""
+        """Records the fields of keys by their digests; existing rows stay as they are."""
         if fields:
-            # Sorted: of two writers with the same keys, one waits for the other, and neither for ever.
+            # Sorted, so that two writers of the same keys do not deadlock.
             rows = [{"digest": digest, "stage": stage, "fields": dict(fields[digest])} for digest in sorted(fields)]
             with self._database.writing() as connection:
                 connection.execute(self._database.insert_or_replace(keys, ("digest",), ()), rows)
 
     def key_fields(self, digest: str) -> dict[str, str] | None:
-        """What went into a key."""
+        """The fields of a key; None if it is unknown."""
         with self._database.reading() as connection:
             return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar()
 
     def jobs(self, *, limit: int | None = None, **which: Unpack[Which]) -> list[Job]:
-        """Newest first."""
+        """The jobs of a filter, newest first."""
         query = _JOB.where(chosen(which)).order_by(jobs.c.number.desc())
         with self._database.reading() as connection:
             return [job_of_row(row) for row in connection.execute(query.limit(limit) if limit else query)]
 
     def counts(self, **which: Unpack[Which]) -> dict[Status, int]:
-        """How many jobs are in each state."""
+        """Number of jobs in each state."""
         query = select(jobs.c.status, func.count()).where(chosen(which)).group_by(jobs.c.status)
         with self._database.reading() as connection:
             return {Status(status): count for status, count in connection.execute(query)}
 
     def count_claimed(self, **which: Unpack[Which]) -> int:
-        """How many of the running jobs no worker has begun with."""
+        """Number of running jobs that are claimed but not started."""
         query = select(func.count()).select_from(jobs).where(CLAIMED, chosen(which))
         with self._database.reading() as connection:
             return connection.execute(query).scalar_one()
 
     @patient
     def job(self, prefix: str) -> Job:
-        """The job whose id begins so, or the `latest`. Raises NotFoundError, or UsageError naming the candidates."""
+        """The job whose id has that prefix, or the `latest`. Raises NotFoundError, or UsageError if it is ambiguous."""
         query = _JOB.order_by(jobs.c.number.desc())
         if prefix != "latest":
             query = query.where(jobs.c.id.startswith(prefix, autoescape=True))
         with self._database.reading() as connection:
             found = [job_of_row(row) for row in connection.execute(query.limit(1 if prefix == "latest" else 5))]
         if not found:
-            raise NotFoundError(why_none(prefix))
+            raise NotFoundError(no_such_job(prefix))
         if len(found) > 1 and found[0].id != prefix:
             ids = ", ".join(job.id for job in found)
-            raise UsageError(f"'{prefix}' begins more than one job's id ({ids}): give more of it")
+            raise UsageError(f"ambiguous job id '{prefix}': it matches {ids}. Give more digits")
         return found[0]
 
     @patient
     def jobs_by_id(self, ids: Collection[str]) -> dict[str, Job]:
-        """Those of the jobs that there are, by their whole ids."""
+        """Jobs by their full ids; unknown ids are left out."""
         with self._database.reading() as connection:
             found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
             return {row.id: job_of_row(row) for row in found}
@@ -298,30 +298,29 @@ class Ledger:
         query = select(submissions.c.id).where(submissions.c.id == submission)
         with self._database.reading() as connection:
             if connection.execute(query).first() is None:
-                words = "farm submit names it, farm status --json too"
-                raise NotFoundError(f"there is no submission '{submission}': {words}")
+                raise NotFoundError(f"no such submission: '{submission}'. farm status --json lists them")
 
     @patient
     def builds(self, job_id: str) -> list[Build]:
-        """The layers of a job, in graph order; a layer has one build for each of its tilings."""
+        """The builds of a job in graph order; a layer has one build for each of its tilings."""
         query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
         with self._database.reading() as connection:
             return [build_of_row(row) for row in connection.execute(query)]
 
     def results(self, job_id: str) -> list[BuildResult]:
-        """What came of a job's builds, so far."""
+        """The results of a job's builds so far."""
         of_job = select(results).where(results.c.job == job_id)
         query = of_job.order_by(results.c.build, results.c.arch, results.c.part)
         with self._database.reading() as connection:
             return [result_of_row(row) for row in connection.execute(query)]
 
     def add_event(self, job_id: str, level: str, text: str) -> None:
-        """A line for the job's log."""
+        """Appends a line to a job's log."""
         self.add_events([(job_id, level, text)])
 
     @patient
     def add_events(self, lines: Sequence[tuple[str, str, str]]) -> None:
-        """Lines for the logs of jobs: job, level and text of each, in this order."""
+        """Appends lines to the logs of jobs. A line is a job's id, a level and a text."""
         if lines:
             with self._database.writing() as connection:
                 at = connection.execute(select(now())).scalar_one()
@@ -329,7 +328,7 @@ class Ledger:
                 connection.execute(insert(events), rows)
 
     def events(self, job_id: str, after_id: int = 0) -> list[Event]:
-        """A job's log, oldest first, from after an event."""
+        """A job's log after an event, oldest first."""
         query = select(events).where(events.c.job == job_id, events.c.id > after_id).order_by(events.c.id)
         with self._database.reading() as connection:
             return [event_of_row(row) for row in connection.execute(query)]

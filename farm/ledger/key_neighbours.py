@@ -1,4 +1,4 @@
-"""Keys that are like another one, and who used them."""
+"""Keys similar to another one, and the jobs that used them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from farm.ledger.database import Database
 from farm.ledger.tables import builds, jobs, keys, results
 
 NEWEST = 200
-"""Uses of keys that are compared, of each kind."""
+"""Number of uses of each kind that are compared, the newest first."""
 
 
 @dataclass(frozen=True)
 class KeyUse:
-    """One cubin of a job that had this key."""
+    """A cubin of a job with a given key."""
 
     job: str
     number: int
@@ -33,32 +33,32 @@ class KeyUse:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A key that was used before."""
+    """A key of an earlier job."""
 
     digest: str
     fields: Mapping[str, str]
     number: int
     """Number of the newest job that used it; later jobs have larger numbers."""
     layers: frozenset[str]
-    """Names of layers that used it."""
+    """Names of the layers that used it."""
 
 
 class Neighbours:
-    """Raises LedgerError where the database cannot be used."""
+    """Queries for keys similar to another one. Raises LedgerError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def fields(self, digest: str) -> dict[str, str]:
-        """What went into a key; nothing where the ledger has forgotten it."""
+        """The fields of a key; empty if the ledger no longer has it."""
         with self._database.reading() as connection:
             return connection.execute(select(keys.c.fields).where(keys.c.digest == digest)).scalar() or {}
 
     def near(self, build: Build, template_key: str, arch: str) -> list[Neighbour]:
-        """Keys of cubins that jobs submitted before that build's made or found, and that may be near to its own.
+        """Cubin keys of earlier jobs that may be similar to the build's own.
 
-        Those of layers with its weights, with its template, or with its name: of each the newest, so that this takes as
-        long in a large ledger as in a small one.
+        They are of layers with the same weights, the same template or the same name: the newest of each kind, so that
+        the query is as fast in a large ledger as in a small one.
         """
         first = select(func.min(builds.c.id)).where(builds.c.job == build.job).scalar_subquery()
         of_build = (results.c.cubin_key, jobs.c.number, builds.c.layer)
@@ -93,7 +93,7 @@ class Neighbours:
             ]
 
     def uses(self, digest: str) -> list[KeyUse]:
-        """Who had this key of a cubin, the first one first."""
+        """The uses of a cubin key, oldest first."""
         query = (
             select(
                 results.c.job,

@@ -1,4 +1,4 @@
-"""What jobs refer to in the store, and how old jobs are forgotten."""
+"""References of jobs to the store, and removal of old jobs."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, 
 from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
-"""Deleted in one transaction: others wait for that long at most."""
+"""Jobs deleted in one transaction, which limits how long others wait."""
 _FINAL = [status for status in Status if status.final]
 
 
 @dataclass(frozen=True)
 class References:
-    """What the jobs in the ledger need of the store."""
+    """Everything in the store that jobs of the ledger refer to."""
 
     keys: frozenset[str]
     """Keys of action records."""
     blobs: frozenset[str]
-    """Digests: weights, networks, cubins, PTX, and what the commands of failures name."""
+    """Digests of weights, networks, cubins and PTX, and those in the commands of failures."""
     weights: frozenset[str]
-    """Those of them that are layers' weights."""
+    """The blobs among them that are layers' weights."""
 
 
 class Retention:
-    """Raises LedgerError where the database cannot be used."""
+    """References and removal of jobs. Raises LedgerError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def references(self) -> References:
-        """What all jobs refer to, whatever their state."""
+        """The references of all jobs, in any state."""
         with self._database.reading() as connection:
             of_keys = union(select(results.c.template_key), select(results.c.cubin_key))
             of_blobs = union(select(results.c.cubin), select(results.c.ptx))
@@ -50,7 +50,7 @@ class Retention:
         return References(frozenset(found_keys), frozenset(found_blobs), frozenset(weights))
 
     def users(self, name: str) -> list[str]:
-        """The jobs that refer to a record's key or to a blob's digest."""
+        """Ids of the jobs that refer to a record's key or a blob's digest."""
         columns = (results.c.template_key, results.c.cubin_key, results.c.cubin, results.c.ptx)
         failed = (results.c.outcome == Outcome.FAILED) & results.c.command.contains(name, autoescape=True)
         query = union(
@@ -62,21 +62,21 @@ class Retention:
             return sorted(connection.execute(query).scalars())
 
     def count_older(self, older_than_seconds: float) -> int:
-        """How many jobs ended that long ago."""
+        """Number of jobs that ended longer ago than that."""
         with self._database.reading() as connection:
             return connection.execute(select(func.count()).where(_ended(older_than_seconds))).scalar_one()
 
     def prune(self, older_than_seconds: float) -> Iterator[int]:
-        """Forgets jobs that ended that long ago, with all their rows, some at a time; gives how many each time.
+        """Deletes jobs that ended longer ago than that, with all their rows, and yields the number of each batch.
 
-        Whoever stops in the middle has forgotten some, each of them whole.
+        It may be stopped between batches: each job is deleted whole.
         """
         while removed := self._prune_some(older_than_seconds):
             yield removed
         self._remove_orphans()
 
     def take_turn(self, name: str, every_seconds: float) -> bool:
-        """Whether it is the asker's turn to do something that one of many does, and not more often than that."""
+        """Whether the caller shall do periodic work now, which one process does at most once per interval."""
         with self._database.writing() as connection:
             one_at_a_time(connection, marks)
             last = select(marks.c.at).where(marks.c.name == name, marks.c.at > now() - every_seconds)
@@ -90,7 +90,7 @@ class Retention:
     def _prune_some(self, older_than_seconds: float) -> int:
         with self._database.writing() as connection:
             old = select(jobs.c.id).where(_ended(older_than_seconds)).order_by(jobs.c.number).limit(JOBS_AT_ONCE)
-            # A job that somebody changes at this moment, such as `farm retry`, is left alone.
+            # Jobs that another transaction is changing, such as `farm retry`, are skipped.
             found = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
             for table in (events, results, builds, template_runs):
                 connection.execute(delete(table).where(table.c.job.in_(found)))
@@ -98,13 +98,13 @@ class Retention:
             return len(found)
 
     def _remove_orphans(self) -> None:
-        """Submissions without jobs; keys without results, unless a job runs, which has keys before it has results."""
+        """Deletes submissions without jobs, and unused keys unless a job runs: keys are written before results."""
         with self._database.writing() as connection:
             one_at_a_time(connection, submissions)
             alone = ~exists().where(jobs.c.submission == submissions.c.id)
             connection.execute(delete(submissions).where(alone))
         with self._database.writing() as connection:
-            one_at_a_time(connection, jobs)  # nobody claims one meanwhile
+            one_at_a_time(connection, jobs)  # no coordinator claims one meanwhile
             if connection.execute(select(jobs.c.id).where(jobs.c.status == Status.RUNNING).limit(1)).first():
                 return
             unused = select(keys.c.digest).except_(select(results.c.template_key), select(results.c.cubin_key))

@@ -1,4 +1,4 @@
-"""Rows of the tables as the farm's values, and back."""
+"""Conversions between rows of the tables and values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _moment(seconds: float | None) -> datetime | None:
 
 
 def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
-    """A job that nobody has claimed yet; `at` in seconds since 1970."""
+    """The row of a new job; `at` in seconds since 1970."""
     return {
         "id": job.id,
         "submission": submission,
@@ -53,7 +53,7 @@ def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
 
 
 def job_of_row(row: Any) -> Job:
-    """A job; one that runs under a lease which has ended says so."""
+    """The job of a row. A running job with an expired lease gets that as its reason."""
     status, reason = Status(row.status), row.reason
     if status is Status.RUNNING and row.lease_until is not None and row.lease_until < row.now:
         reason = f"no coordinator for {row.now - row.lease_until:.0f} s: run farm compile again or farm serve"
@@ -84,7 +84,7 @@ def job_of_row(row: Any) -> Job:
 
 
 def build_row(build: Build, job_id: str) -> dict[str, Any]:
-    """A build of that job; the database numbers it."""
+    """The row of a build; the database gives it an id."""
     return {
         "job": job_id,
         "position": build.position,
@@ -105,13 +105,13 @@ def build_row(build: Build, job_id: str) -> dict[str, Any]:
 
 
 def parts_json(build: Build) -> Any:
-    """The parts of a build; as an object only where some architectures need none."""
+    """The parts of a build as JSON: an object if the layer is whole for some architectures, else a list."""
     parts = [[part.first, part.end] for part in build.parts]
     return {"parts": parts, "whole": list(build.whole)} if build.whole else parts
 
 
 def build_of_row(row: Any) -> Build:
-    """A build."""
+    """The build of a row."""
     parts = row.parts if isinstance(row.parts, dict) else {"parts": row.parts, "whole": []}
     return Build(
         id=row.id,
@@ -135,18 +135,18 @@ def build_of_row(row: Any) -> Build:
 
 
 def result_row(result: BuildResult, job_id: str, at: float) -> dict[str, Any]:
-    """A result, with the job that its build belongs to; `at` in seconds since 1970."""
+    """The row of a result of that job; `at` in seconds since 1970."""
     launch = None if result.launch is None else result.launch.to_json()
     return {**vars(result), "launch": launch, "job": job_id, "recorded_at": at}
 
 
 def result_of_row(row: Any) -> BuildResult:
-    """A result."""
+    """The result of a row."""
     values = {name: value for name, value in row._mapping.items() if name not in ("job", "recorded_at")}
     launch = None if row.launch is None else Launch.from_json(row.launch)
     return BuildResult(**{**values, "outcome": Outcome(values["outcome"]), "launch": launch})
 
 
 def event_of_row(row: Any) -> Event:
-    """A line of a log."""
+    """The log line of a row."""
     return Event(row.id, datetime.fromtimestamp(row.at, UTC), row.level, row.text)

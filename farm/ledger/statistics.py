@@ -1,4 +1,4 @@
-"""What the cache saved, counted in SQL."""
+"""Statistics of the cache, counted in SQL, and the timeline of a submission."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from farm.ledger.database import Database, patient
 from farm.ledger.tables import jobs, marks, now, results, template_runs
 
 MARK = "statistics"
-"""From when is counted."""
+"""Name of the mark from which `farm stats` counts."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TemplateRun:
     id: str
     template_key: str
     job: str
-    """The first of those that waited for it."""
+    """The first of the jobs that waited for it."""
     seconds: float
 
 
@@ -44,14 +44,14 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class StageStatistics:
-    """Look-ups of one stage. What failed is neither a hit nor a miss."""
+    """Cache hits and misses of one stage. Failures count as neither."""
 
     hits: int
     misses: int
     spent_seconds: float
     """Time of nvcc for templates, of ptxas for cubins."""
     saved_seconds: float
-    """What they would have taken more without the cache."""
+    """Time that the hits would have taken without the cache."""
 
     @property
     def rate(self) -> float | None:
@@ -62,35 +62,35 @@ class StageStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Totals over all results in the ledger, or over those since a mark."""
+    """Totals over all results in the ledger, or those since the mark."""
 
     since: datetime | None
     template: StageStatistics
-    """A job that found all its cubins looked for no template."""
+    """A job whose cubins were all hits looked up no template."""
     skeleton: StageStatistics
-    """A job looks for one for each template and architecture of which it builds a cubin without ptxas."""
+    """A job looks up one for each template and architecture for which it assembles a cubin directly."""
     cubin: StageStatistics
     direct: int
-    """Of the cubins that were built, those without ptxas."""
+    """Number of built cubins that were assembled directly, without ptxas."""
     failed: int
-    """Cubins that could not be made."""
+    """Number of cubins that could not be built."""
     fmas_kept: int
     fmas_deleted: int
     built_bytes: int
-    """Size of the cubins that were built."""
+    """Size of the built cubins."""
     hit_bytes: int
-    """Size of the cubins that came from the cache."""
+    """Size of the cubins that were cache hits."""
 
 
 class StatisticsTable:
-    """Raises LedgerError where the database cannot be used."""
+    """Statistics of results. Raises LedgerError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @patient
     def record_runs(self, runs: Sequence[TemplateRun]) -> None:
-        """Notes what nvcc made; one that is noted stays as it is."""
+        """Records runs of nvcc; existing rows stay as they are."""
         if not runs:
             return
         with self._database.writing() as connection:
@@ -99,7 +99,7 @@ class StatisticsTable:
             connection.execute(statement, [{**asdict(run), "recorded_at": at} for run in runs])
 
     def read(self, *, all_time: bool = False) -> Statistics:
-        """Since the mark, or `all_time`: of everything that the ledger holds."""
+        """Statistics since the mark, or with `all_time` of everything in the ledger."""
         with self._database.reading() as connection:
             mark = connection.execute(select(marks.c.at).where(marks.c.name == MARK)).scalar()
             since = None if all_time else mark
@@ -108,7 +108,7 @@ class StatisticsTable:
         return replace(found, since=None if since is None else datetime.fromtimestamp(since, UTC))
 
     def of_job(self, job_id: str) -> Statistics:
-        """Of one job's cubins, and of the templates that were made for it first."""
+        """Statistics of one job's cubins, and of the templates that were made for it first."""
         with self._database.reading() as connection:
             return _statistics(connection, results.c.job == job_id, template_runs.c.job == job_id)
 
@@ -133,7 +133,7 @@ class StatisticsTable:
         return sorted(runs, key=lambda run: run.ended_at)
 
     def zero(self) -> datetime:
-        """Counts anew from now; nothing is deleted."""
+        """Sets the mark to now and returns it; nothing is deleted."""
         with self._database.writing() as connection:
             at = float(connection.execute(select(now())).scalar_one())
             statement = self._database.insert_or_replace(marks, ("name",), ("at",))
@@ -142,7 +142,7 @@ class StatisticsTable:
 
 
 def _statistics(connection: Connection, counted: ColumnElement[bool], counted_runs: ColumnElement[bool]) -> Statistics:
-    """Over those of the results and of the runs of nvcc that are to be counted."""
+    """Statistics of the results and runs of nvcc that fulfil the conditions."""
     hit, built = results.c.outcome == Outcome.HIT, results.c.outcome == Outcome.BUILT
     columns = {
         "hits": func.count(case((hit, 1))),
@@ -176,7 +176,7 @@ def _sum_if(which: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnEle
 
 
 def _skeletons(connection: Connection, counted: ColumnElement[bool]) -> StageStatistics:
-    """What one usually takes is known from all that were made, also from those that are not counted."""
+    """Statistics of skeletons. The usual time of one is known from the whole ledger, not only from the counted ones."""
     of_skeleton = results.c.template_key, results.c.arch
     seconds = results.c.skeleton_seconds
     usual = (
@@ -205,9 +205,10 @@ def _skeletons(connection: Connection, counted: ColumnElement[bool]) -> StageSta
 def _templates(
     connection: Connection, counted: ColumnElement[bool], counted_runs: ColumnElement[bool]
 ) -> StageStatistics:
-    """A job looked for a template if it built a cubin with it, or waited for it; of those that did so, one had it made.
+    """Statistics of templates.
 
-    What a template usually takes is known from all its runs, also from those that are not counted.
+    A job looked up a template if it built a cubin from it or waited for it; for one of these jobs nvcc made it.
+    The usual time of a template is known from all its runs, not only from the counted ones.
     """
     runs = template_runs.c
     made, spent = connection.execute(

@@ -1,4 +1,4 @@
-"""The tables. Times are seconds since 1970 by the database's clock; what is only kept, not asked for, is JSON."""
+"""The tables. Times are seconds since 1970 by the database's clock; values that no query selects by are JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ metadata = MetaData(
 
 
 class _Words(TypeDecorator[str]):
-    """Text without NUL, which PostgreSQL has no place for: what tools print may hold one."""
+    """Text without NUL, which PostgreSQL cannot store but the output of tools may contain."""
 
     impl = Text
     cache_ok = True
@@ -43,7 +43,7 @@ class _Words(TypeDecorator[str]):
         return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-_Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only in an INTEGER
+_Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER column
 
 submissions = Table(
     "submissions",
@@ -102,7 +102,7 @@ builds = Table(
     Column("nonzeros", Integer, nullable=False),
     Column("parts", JSON, nullable=False),
     Column("residual", _Words, nullable=False),
-    Column("rows", Integer, nullable=False),  # 0: not known
+    Column("rows", Integer, nullable=False),  # 0: unknown
     Column("folded", JSON, nullable=False),
     Column("choices", JSON, nullable=False),
     Column("gate", _Words, nullable=False),
@@ -230,8 +230,8 @@ coordinators = Table(
     Column("workers", JSON, nullable=False),
 )
 
-flights = Table(
-    "flights",
+in_flight_keys = Table(
+    "in_flight_keys",
     metadata,
     Column("key", String(64), primary_key=True),
     Column("coordinator", String(128), nullable=False),

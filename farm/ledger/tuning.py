@@ -1,4 +1,4 @@
-"""The queries of tuning records: one row for each key and GPU."""
+"""Queries of tuning records: one row for each key and GPU."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _COLUMNS = tuple(column.name for column in tuning.columns if column.name not in 
 
 
 class TuningTable:
-    """Tuning records. Raises LedgerError where the database cannot be used."""
+    """Tuning records. Raises LedgerError if the database fails."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def records(self, archs: Sequence[str] | None = None) -> list[TuningRecord]:
-        """All, or those for some architectures, which have no letter; what another version wrote is left out."""
+        """All readable records, or those for some architectures (without a letter); others' formats are skipped."""
         query = select(tuning).order_by(tuning.c.gpu, tuning.c.key)
         if archs is not None:
             query = query.where(tuning.c.arch.in_(set(archs)))
@@ -32,12 +32,12 @@ class TuningTable:
         return [record for record in found if record is not None]
 
     def put(self, record: TuningRecord) -> None:
-        """Writes a record in place of the one of the same key and GPU."""
+        """Writes a record, replacing the one of the same key and GPU."""
         with self._database.writing() as connection:
             connection.execute(self._database.insert_or_replace(tuning, _KEY, _COLUMNS), [_row(record)])
 
     def merge(self, records: Iterable[TuningRecord]) -> int:
-        """Writes records, all or none; of two of the same key and GPU the better one stays. Gives how many changed."""
+        """Writes all records or none, keeping the better of two with the same key and GPU; returns how many changed."""
         best: dict[tuple[str, str], TuningRecord] = {}
         for record in records:
             name = record.key.digest, record.gpu
@@ -45,7 +45,7 @@ class TuningTable:
                 best[name] = record
         with self._database.writing() as connection:
             known = {(row.key, row.gpu): _record_of_row(row) for row in connection.execute(select(tuning))}
-            # Sorted: two that merge at the same time wait for one another in one order.
+            # Sorted, so that two concurrent merges do not deadlock.
             better = [_row(best[name]) for name in sorted(best) if _beats(best[name], known.get(name))]
             if better:
                 connection.execute(self._database.insert_or_replace(tuning, _KEY, _COLUMNS), better)

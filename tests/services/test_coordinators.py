@@ -215,7 +215,7 @@ def test_a_thousand_jobs_are_cancelled_in_one_statement(ledger: Ledger) -> None:
     assert ledger.counts() == {Status.CANCELLED: 1000}
 
 
-def test_flights_set_aside_what_others_build_and_get_it_back(ledger: Ledger) -> None:
+def test_keys_that_others_build_are_set_aside_and_acquired_later(ledger: Ledger) -> None:
     alive = ledger.coordinators
     for name in ("me", "other"):
         alive.register(name, "node", serves=True, lease_seconds=60)

@@ -75,7 +75,7 @@ def test_status_of_a_submission_shows_only_its_jobs_and_counts(yard: Farmyard, t
     assert (document["counts"], document["claimed"]) == ({"PENDING": 2}, 0)
     code, _, err = typed("status", "--submission", "nonsense")
     assert code == 102
-    assert "there is no submission 'nonsense'" in err
+    assert "no such submission: 'nonsense'" in err
 
 
 def test_a_claimed_job_is_counted_and_shown_as_claimed(yard: Farmyard, typed: Typed) -> None:

@@ -65,7 +65,7 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
         ("db prune --older-than 59m", 2, "prune older ones"),
         ("explain latest", 2, "expected JOB/LAYER or JOB/LAYER/ARCH"),
         ("explain latest/nope", 102, "has no layer 'nope'"),
-        ("explain zzz/conv1", 102, "there is no job 'zzz'"),
+        ("explain zzz/conv1", 102, "no such job: 'zzz'"),
     ],
 )
 def test_a_users_error_is_one_line_with_the_way_out(

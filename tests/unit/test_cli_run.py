@@ -84,12 +84,12 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
         ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "such as input:1,3,224,224"),
         ("compile missing.onnx --arch sm_90", 2, "missing.onnx: no such file"),
         ("inspect", 102, "there are no jobs yet: farm compile makes one"),
-        ("inspect net.onnx", 102, "no job 'net.onnx', and a model is none: farm plan net.onnx says what is in it"),
-        ("verify net.farm", 102, "no job 'net.farm', and a bundle is none: farm bundle show net.farm says what is"),
-        ("inspect abc", 102, "there is no job 'abc'"),
-        ("logs abc", 102, "there is no job 'abc'"),
-        ("fetch abc", 102, "there is no job 'abc'"),
-        ("verify abc", 102, "there is no job 'abc'"),
+        ("inspect net.onnx", 102, "looks like a model. Try farm plan net.onnx"),
+        ("verify net.farm", 102, "looks like a bundle. Try farm bundle show net.farm"),
+        ("inspect abc", 102, "no such job: 'abc'"),
+        ("logs abc", 102, "no such job: 'abc'"),
+        ("fetch abc", 102, "no such job: 'abc'"),
+        ("verify abc", 102, "no such job: 'abc'"),
     ],
 )
 def test_a_users_error_is_one_line_with_the_way_out(

@@ -19,7 +19,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    tables = ("marks", "flights", "coordinators", "qualifications", "tuning", "keys", "template_runs")
+    tables = ("marks", "in_flight_keys", "coordinators", "qualifications", "tuning", "keys", "template_runs")
     for table in (*tables, "events", "results", "builds", "jobs", "submissions"):
         op.drop_table(table)
 
@@ -209,12 +209,12 @@ def _create_coordinator_tables() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_coordinators")),
     )
     op.create_table(
-        "flights",
+        "in_flight_keys",
         sa.Column("key", sa.String(64), nullable=False),
         sa.Column("coordinator", sa.String(128), nullable=False),
-        sa.PrimaryKeyConstraint("key", name=op.f("pk_flights")),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_in_flight_keys")),
     )
-    op.create_index(op.f("ix_flights_coordinator"), "flights", ["coordinator"])
+    op.create_index(op.f("ix_in_flight_keys_coordinator"), "in_flight_keys", ["coordinator"])
     op.create_table(
         "marks",
         sa.Column("name", sa.String(32), nullable=False),
