@@ -181,7 +181,7 @@ class Instruction:
         return bool(self.field(72)), bool(self.field(73))
 
     def _low(self, state: State) -> Lanes | Any:
-        """What bits 32 to 63 name."""
+        """The operand in bits 32 to 63."""
         if self.form.low == "immediate":
             return np.uint32(self.field(32, 32))
         if self.form.low == "constant":

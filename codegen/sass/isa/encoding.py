@@ -76,7 +76,7 @@ SOURCE_C = Field(64, 8)
 OFFSET = Field(40, 24)
 """Bytes that a load or store adds to its address, in two's complement."""
 SIZE = Field(73, 3)
-"""What a load or store moves, an index into `ACCESS_SIZES`."""
+"""Index into `ACCESS_SIZES`, in a load or store."""
 STALL = Field(105, 4)
 """Cycles until the next instruction of the warp issues."""
 YIELD = Field(109, 1)
@@ -92,7 +92,7 @@ REUSE = Field(122, 4)
 
 @dataclass(frozen=True)
 class AccessSize:
-    """What a load or store of memory moves."""
+    """The data that a load or store moves."""
 
     element: str
     """NumPy's name of what each register holds."""

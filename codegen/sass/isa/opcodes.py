@@ -28,7 +28,7 @@ Unit = Literal[
     "function",
     "other",
 ]
-"""What executes an instruction. matrix: HFMA2.MMA, on the tensor cores; integer: IMAD and VIADD; wide: IMAD.WIDE;
+"""The unit that executes an instruction. matrix: HFMA2.MMA, on the tensor cores; integer: IMAD and VIADD; wide: IMAD.WIDE;
 high: IMAD.HI; function: MUFU; other: special registers and constants."""
 
 MEMORY_UNITS: Final = ("shared", "global", "local")
@@ -83,7 +83,7 @@ class Form(IntEnum):
 
     @property
     def low(self) -> Literal["register", "immediate", "constant", "uniform"]:
-        """What bits 32 to 63 hold."""
+        """The kind of operand in bits 32 to 63."""
         return _LOW[self]
 
     @property
@@ -118,7 +118,7 @@ class Slot:
     field: Field | None
     """None: the operand is number 0."""
     width: int = 1
-    """Consecutive registers; -1: as many as SIZE says."""
+    """Consecutive registers; -1: the number is in SIZE."""
     only_if: Field | None = None
     """The slot counts only in words where this field is not zero."""
     unless: Field | None = None
@@ -140,7 +140,7 @@ class Opcode:
     name: str
     unit: Unit
     result: int = 0
-    """Registers that it writes; here and below 0 where there is no such operand, -1 where SIZE says how many."""
+    """Registers that it writes. Here and below, 0: no such operand; -1: the number is in SIZE."""
     a: int = 0
     b: int = 0
     c: int = 0
@@ -201,7 +201,7 @@ _UNIFORM_FORM: Final = (91, 1)
 _LOW_BITS: Final = {"register": (32, 8), "immediate": (32, 32), "constant": (38, 21), "uniform": (32, 8)}
 
 _SIGN_A, _SIGN_B, _SIGN_C = (72, 2), (62, 2), (74, 2)
-"""Of floats: negated, and before that made positive."""
+"""Sign of a float: negated, and made positive before that."""
 _NEGATED_A, _NEGATED_B, _NEGATED_C = (72, 1), (63, 1), (75, 1)
 _HALVES_A, _HALVES_B = (74, 2), (60, 2)
 """Which halves of a register two float16 operands are."""

@@ -202,7 +202,7 @@ def _slots_written(opcode: Opcode) -> Iterator[Slot]:
 
 
 def _uses(slot: Slot, words: Words, places: NDArray[np.int64]) -> Iterator[Uses]:
-    """What words [instructions, 2] at these places use through one slot of theirs."""
+    """Places and resources that words [instructions, 2] use through one operand slot."""
     numbers = np.zeros(len(places), np.int64) if slot.field is None else slot.field.get(words)
     real = numbers != LAST[slot.kind]
     if slot.only_if is not None:
@@ -235,7 +235,7 @@ class _SlotTable:
     """The number that names the constant register."""
     base: NDArray[np.int64]
     width: NDArray[np.int64]
-    """-1: as many registers as SIZE says."""
+    """-1: the number of registers is in SIZE."""
     condition_half: NDArray[np.int64]
     condition: NDArray[np.uint64]
     """The bits of that half that say whether the slot counts; 0 where it always does."""

@@ -116,7 +116,7 @@ def _first_wait(code: Program, scoreboards: NDArray[np.int64], start: Places) ->
 
 
 def _at_branches(code: Program, branches: Places, targets: Places) -> tuple[_Pending, _States]:
-    """What is pending at each branch, and the states once the branch has been taken."""
+    """Pending registers at each branch, and their states once the branch has been taken."""
     writes, reads = code.used.writes, code.used.reads
     variable = code.asynchronous[writes.word]
     late = code.asynchronous[reads.word] & (reads.resource < PREDICATES)
