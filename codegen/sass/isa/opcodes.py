@@ -28,8 +28,8 @@ Unit = Literal[
     "function",
     "other",
 ]
-"""The unit that executes an instruction. matrix: HFMA2.MMA, on the tensor cores; integer: IMAD and VIADD; wide: IMAD.WIDE;
-high: IMAD.HI; function: MUFU; other: special registers and constants."""
+"""The unit that executes an instruction. matrix: HFMA2.MMA, on the tensor cores; integer: IMAD and VIADD; wide:
+IMAD.WIDE; high: IMAD.HI; function: MUFU; other: special registers and constants."""
 
 MEMORY_UNITS: Final = ("shared", "global", "local")
 ASYNCHRONOUS_UNITS: Final = (*MEMORY_UNITS, "function", "other")

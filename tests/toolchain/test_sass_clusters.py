@@ -233,7 +233,7 @@ def test_a_sum_in_another_register_is_refused() -> None:
         (UCGABAR_WAIT, 0, "shared memory of another block was written|arrives twice"),
     ],
 )
-def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
+def test_a_cluster_barrier_without_one_of_its_words_is_found_by_the_emulator(
     weights: Weights, cubin: CubinFile, opcode: int, which: int, reason: str
 ) -> None:
     words = cubin.words
@@ -242,7 +242,7 @@ def test_a_barrier_of_which_a_word_is_missing_is_found_by_the_emulator(
         computed(TWO, weights, changed(cubin, words))
 
 
-def test_blocks_that_do_not_wait_for_who_reads_their_sums_are_not_proved(cubin: CubinFile) -> None:
+def test_blocks_that_do_not_wait_for_readers_of_their_sums_are_refused(cubin: CubinFile) -> None:
     words = cubin.words
     for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL):
         words[places(words, opcode)[1::2]] = nothing(words)
@@ -274,7 +274,7 @@ def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cub
         (UCGABAR_ARRIVE, 1, "do not arrive and wait in turn"),
     ],
 )
-def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
+def test_a_cluster_barrier_without_one_of_its_words_is_refused(
     cubin: CubinFile, opcode: int, which: int, reason: str
 ) -> None:
     words = cubin.words
@@ -283,7 +283,7 @@ def test_a_barrier_of_which_a_word_is_missing_is_not_proved(
         check_cubin(changed(cubin, words))
 
 
-def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinFile) -> None:
+def test_a_fence_with_other_stalls_than_ptxas_writes_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     place = int(places(words, MEMBAR)[0])
     encoding.STALL.put(words[place : place + 1], 2)
@@ -291,14 +291,14 @@ def test_a_fence_that_does_not_stall_as_ptxas_s_does_is_not_proved(cubin: CubinF
         check_cubin(changed(cubin, words))
 
 
-def test_a_load_from_another_block_outside_of_the_barriers_is_not_proved(cubin: CubinFile) -> None:
+def test_a_load_from_another_block_outside_of_the_barriers_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     load, arrive = int(places(words, LD)[0]), int(places(words, UCGABAR_ARRIVE)[0])
     words[[load, arrive - 4]] = words[[arrive - 4, load]]
     assert any("loads from another block" in each.reason for each in check(words, cubin.registers))
 
 
-def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: CubinFile) -> None:
+def test_a_load_from_another_block_without_any_barrier_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL, MEMBAR, ERRBAR, CGAERRBAR):
         words[places(words, opcode)] = nothing(words)
@@ -306,16 +306,16 @@ def test_a_load_from_another_block_without_any_barrier_is_not_proved(cubin: Cubi
     assert len(found) == len(places(words, LD))
 
 
-def test_a_store_to_shared_memory_that_others_load_from_is_not_proved(cubin: CubinFile) -> None:
+def test_a_store_to_shared_memory_that_others_load_from_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     load = int(places(words, LD)[-1])
     words[load] = words[int(places(words, STS_PLAIN)[-1])]
     assert any("where other blocks load from it" in each.reason for each in check(words, cubin.registers))
 
 
-def test_a_part_of_a_barrier_that_a_predicate_guards_is_not_proved(cubin: CubinFile) -> None:
+def test_a_guarded_part_of_a_cluster_barrier_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     place = int(places(words, UCGABAR_WAIT)[0])
     encoding.PREDICATE.put(words[place : place + 1], 0)
-    with pytest.raises(MachineCodeError, match="a predicate guards"):
+    with pytest.raises(MachineCodeError, match="guarded by a predicate"):
         check_cubin(changed(cubin, words))
