@@ -16,7 +16,7 @@ from codegen.kernels import tiled
 from codegen.kernels.weight_stream import bits, values
 from codegen.ptx.rewrite import added_up_after, may_have_constants
 from codegen.ptx.template import Template
-from codegen.sass.assemble.link import Frame, GroupValues, splice
+from codegen.sass.assemble.link import Frame, GroupValues, link
 from codegen.sass.assemble.weight_code import ChunkWeights, WeightCode
 from codegen.sass.cubin import CubinFile
 from codegen.sass.qualification import unsupported_reason
@@ -119,7 +119,7 @@ class DirectAssembler:
             raise MachineCodeError("output channel without weights: ptxas rounds its activation differently than a GPU")
         # Adding -0.0 changes nothing, not even the sign of a zero: the rewritten PTX has no addition there.
         kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
-        data = splice(self.frame, part.first, code, GroupValues(kept, every.exists[chosen]))
+        data = link(self.frame, part.first, code, GroupValues(kept, every.exists[chosen]))
         check_cubin(CubinFile.read(data))
         return Cubin(data, self.arch, skeleton.registers, skeleton.spill_bytes, time.perf_counter() - began)
 

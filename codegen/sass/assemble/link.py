@@ -62,7 +62,7 @@ class Frame:
         )
 
 
-def splice(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupValues) -> bytes:
+def link(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupValues) -> bytes:
     """The cubin of the K groups from `first_group` on; `weight_code` is their weight code."""
     skeleton, exit_place = frame.skeleton, frame.exit_place
     groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.body_end
