@@ -46,14 +46,14 @@ def test_each_order_runs_every_block_once(order: Order, images: int) -> None:
     blocks_of(order, images)
 
 
-def test_by_place_all_groups_of_some_positions_begin_before_the_next_positions() -> None:
+def test_order_place_runs_all_k_groups_of_a_position_before_the_next() -> None:
     blocks = blocks_of("place", 5)
     assert [group for _, _, group in blocks[:7]] == [0, 1, 2, 3, 4, 5, 0]
     assert len({(tile, image) for tile, image, _ in blocks[:6]}) == 1
 
 
 @pytest.mark.parametrize("cluster", [2, 4])
-def test_by_place_the_blocks_of_a_cluster_stay_together_and_all_clusters_of_some_positions_begin_first(
+def test_order_place_keeps_the_blocks_of_a_cluster_together(
     cluster: int,
 ) -> None:
     divided = tiled(replace(SPEC, data_type="float16"), replace(TILING, order="place", cluster=cluster))

@@ -47,7 +47,7 @@ def tenth(spec: LayerSpec) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_deep_layers_of_one_image_are_split_where_there_are_clusters_and_only_there(name: str) -> None:
+def test_deep_layers_of_one_image_use_clusters_if_the_architecture_has_them(name: str) -> None:
     spec = DEEP[name]
     nonzeros = tenth(spec)
     assert choose_tiling(spec, 1, nonzeros, clusters=True).cluster > 1
@@ -64,7 +64,7 @@ def test_a_normalisation_before_a_deep_layer_does_not_keep_it_from_being_split()
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
 @pytest.mark.parametrize("spec", [Linear(512, 1000), Linear(1024, 1024), Linear(1280, 1000), Linear(400, 120)], ids=str)
-def test_linear_layers_of_few_rows_are_split_where_there_are_clusters_and_only_there(spec: Linear, rows: int) -> None:
+def test_linear_layers_of_few_rows_use_clusters_if_the_architecture_has_them(spec: Linear, rows: int) -> None:
     nonzeros = tenth(spec)
     split, whole = (choose_tiling(spec, rows, nonzeros, clusters=clusters, tables=False) for clusters in (True, False))
     assert split.cluster > 1
@@ -81,7 +81,7 @@ def test_large_batches_and_shallow_layers_are_not_split(spec: LayerSpec) -> None
         assert choose_tiling(spec, batch, nonzeros, clusters=True).cluster == 1
 
 
-def test_clusters_are_looked_at_only_where_positions_are_few() -> None:
+def test_clusters_are_ranked_only_for_few_positions() -> None:
     spec, nonzeros = DEEP["256 x 14 x 14"], tenth(DEEP["256 x 14 x 14"])
 
     def looked_at(batch: int) -> set[bool]:
@@ -110,7 +110,7 @@ def test_sampled_blocks_are_whole_clusters() -> None:
 
 
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([4, 8]), st.sampled_from([4, 8, 12]), st.integers(5, 20))
-def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once(
+def test_streams_have_each_weight_once_and_store_each_output_channel_once(
     cluster: int, chunk: int, group: int, kernels: int
 ) -> None:
     spec = Conv2d(32, 5, 5, kernels, 3, 3, padding=PAD)
@@ -126,7 +126,7 @@ def test_the_streams_of_a_layer_have_each_weight_once_and_store_each_kernel_once
     st.integers(1, 70),
     st.integers(1, 40),
 )
-def test_the_streams_of_a_linear_layer_do_whatever_inputs_the_last_of_a_cluster_have(
+def test_streams_of_a_linear_layer_do_so_if_the_last_blocks_lack_inputs(
     cluster: int, chunk: int, group: int, inputs: int, outputs: int
 ) -> None:
     has_each_weight_and_kernel_once(
@@ -189,7 +189,7 @@ def test_layers_that_cannot_be_split_are_not(spec: LayerSpec) -> None:
     ],
     ids=["a convolution", "a linear layer"],
 )
-def test_layers_of_float16_are_split_by_the_cost_model_and_by_records(spec: LayerSpec, split: Tiling) -> None:
+def test_float16_layers_use_clusters_by_prediction_and_by_records(spec: LayerSpec, split: Tiling) -> None:
     nonzeros = tenth(spec)
     ranked = ranked_tilings(spec, 64, nonzeros, clusters=True)
     assert split in ranked
@@ -211,7 +211,7 @@ def test_a_tuner_tries_clusters_of_a_float16_layer_among_its_first_tilings() -> 
     assert {each.cluster for each in older.ranked} == {1}
 
 
-def test_blocks_of_a_float16_cluster_have_no_more_products_of_a_kernel_than_are_added_up_together() -> None:
+def test_blocks_of_a_float16_cluster_have_at_most_the_products_added_up_together() -> None:
     spec = replace(DEEP["512 x 7 x 7"], data_type="float16")
     split = Tiling("conv2d", 7, 7, 1, 32, 4, 2, images=32, cluster=2)
     few, many = (np.full(spec.output_channels, count) for count in (320, 321))

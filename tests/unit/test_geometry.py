@@ -149,7 +149,7 @@ def divided(draw: st.DrawFn) -> tuple[Conv2d, Tiling]:
 
 
 @given(divided())
-def test_first_kernel_and_by_stream_agree_and_reach_every_kernel_once(layer: tuple[Conv2d, Tiling]) -> None:
+def test_first_output_and_by_stream_agree_and_reach_every_output_channel_once(layer: tuple[Conv2d, Tiling]) -> None:
     spec, tiling = layer
     assert fits(geometry_of(spec), tiling)
     streams = Streams.of(geometry_of(spec), tiling)
@@ -165,7 +165,7 @@ def test_first_kernel_and_by_stream_agree_and_reach_every_kernel_once(layer: tup
 
 
 @given(divided())
-def test_the_kernels_of_a_stream_read_the_channels_of_one_span(layer: tuple[Conv2d, Tiling]) -> None:
+def test_the_output_channels_of_a_stream_read_the_channels_of_one_span(layer: tuple[Conv2d, Tiling]) -> None:
     spec, tiling = layer
     streams = Streams.of(geometry_of(spec), tiling)
     assert streams.spans * streams.span_channels == spec.channels

@@ -87,7 +87,7 @@ def test_each_turn_of_the_loop_has_the_channels_of_its_chunk(layer: tuple[LayerS
 
 
 @given(divided())
-def test_biases_and_stores_are_those_of_the_kernels_that_exist(layer: tuple[LayerSpec, Tiling]) -> None:
+def test_biases_and_stores_are_those_of_existing_output_channels(layer: tuple[LayerSpec, Tiling]) -> None:
     spec, tiling = layer
     geometry = geometry_of(spec)
     made = values(tiled(spec, tiling), numbered(spec))
@@ -97,7 +97,7 @@ def test_biases_and_stores_are_those_of_the_kernels_that_exist(layer: tuple[Laye
     assert made.biases[made.exists].tolist() == each.tolist()
 
 
-def test_channels_and_kernels_beyond_the_layers_own_are_zero() -> None:
+def test_channels_and_output_channels_beyond_the_layers_own_are_zero() -> None:
     spec, tiling = Conv2d(3, 8, 8, 5, 1, 1), Tiling("conv2d", 8, 4, 1, 4, 2, 2)
     made = values(tiled(spec, tiling), numbered(spec))
     # Two streams of four kernels, two chunks of two channels; slots go by channel, then by kernel.

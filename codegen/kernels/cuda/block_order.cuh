@@ -1,4 +1,4 @@
-// Which tile, images and K group a block has; order.py has the way back.
+// The tile, images and K group of a block; block_order.py has the inverse.
 #if BY_PLACE
 #define FIND_PLACE const Place place = place_of_block();
 #define TILE_NUMBER place.tile
@@ -9,10 +9,10 @@ struct Place {
     int tile, images, group;
 };
 
-// All K groups of a tile and its images before those of the next. The compiler knows what it divides by: other divisions
-// take conversions, which machine code without ptxas has not.
+// All K groups of a tile and its images before those of the next. The divisors are constants: other divisions take
+// conversions, which the assembler does not support.
 #if CLUSTER > 1
-// The blocks of a cluster are neighbours in z whatever the order: a cluster counts as one.
+// The blocks of a cluster are neighbours in z in every order: a cluster counts as one.
 __device__ __forceinline__ Place place_of_block() {
     const unsigned cluster = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * (blockIdx.z / CLUSTER));
     const unsigned rest = cluster / GROUPS, group = cluster % GROUPS * CLUSTER + blockIdx.z % CLUSTER;

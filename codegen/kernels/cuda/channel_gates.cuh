@@ -1,6 +1,7 @@
 // The gates of a block's images, of the channels of its stream, which come into shared memory with its first chunk.
 //
-// A word has the gates of as many images as a word of the input. Those of images and channels that there are not are zero.
+// A word has the gates of as many images as a word of the input. Gates of images and channels that do not exist are
+// zero.
 #if ASYNCHRONOUS && GATES_ALIGNED
 #define GATE_UNIT 4
 #define COPY_GATES "cp.async.cg.shared.global"
@@ -25,13 +26,13 @@ struct Gates {
     unsigned address;
     unsigned word[ASYNCHRONOUS ? 1 : GATE_LOADS];
 
-    // A thread's, GATE_UNIT channels each, all at once: before the first chunk, whose copies they are waited for with.
+    // A thread's gates, GATE_UNIT channels each, all at once: before the first chunk, and waited for with its copies.
     __device__ __forceinline__ void fetch(const Element* gate, int first_image, int first_channel, int images) {
 #pragma unroll
         for (int n = 0; n < GATE_LOADS; ++n) {
             const int at = threadIdx.x + n * THREADS, from = first_image + at / GATE_PLACES * PAIR_IMAGES;
             const int c = at % GATE_PLACES * GATE_UNIT, present = (at < GATE_COUNT) & (c < GATE_CHANNELS) & (from < images);
-            // A mask, not a choice: that could become a branch.
+            // A mask: a conditional expression could become a branch.
             const Element* source = gate + (((long long)from * CHANNELS + first_channel + c) & -(long long)present);
 #if ASYNCHRONOUS
             asm volatile("{ .reg .pred p; setp.ne.b32 p,%0,0; @p " COPY_GATES " [%1],[%2],%4,%3; }"
@@ -45,7 +46,7 @@ struct Gates {
         }
     }
 
-    // What came through registers, before the first chunk's barrier.
+    // Gates that came through registers, before the first chunk's barrier.
     __device__ __forceinline__ void commit() const {
 #if !ASYNCHRONOUS
 #pragma unroll

@@ -1,7 +1,7 @@
-    // The rest of a kernel, in its body: chunk after chunk into the sums, and the stores. It uses `copies`, `window` (this
-    // thread's first word of shared memory), with EDGES `outside` and `zeros` (which of its kernel columns lie beside the
-    // map, and what to read there), `out` (of each image of this thread), `residual`, and what the stores of `epilogue.h`
-    // name.
+    // The rest of a kernel, in its body: chunk after chunk into the sums, and the stores. It uses `copies`, `window`
+    // (this thread's first word of shared memory), with EDGES `outside` and `zeros` (which columns of the filter lie
+    // beside the map, and the address read instead), `out` (of each image of this thread), `residual`, and what the
+    // stores of `epilogue.h` name.
     float sum[ROWS * PAIRS][SUMS];
 #pragma unroll
     for (int p = 0; p < ROWS * PAIRS; ++p)
@@ -42,8 +42,8 @@
     for (int p = 0; p < ROWS; ++p)
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
-// A packed sum into the float32 sums of both outputs, from zero again. With FLOAT32_SUMS the rewriter leaves it in after
-// chunks with which a sum has as many products as it may; without, it stands at the end only.
+// A packed sum into the float32 sums of both outputs, from zero again. With FLOAT32_SUMS the rewriter leaves it in
+// after chunks with which a sum has as many products as it may; without, it stands at the end only.
 #define ACCUMULATE(p, j)                                                                                         \
     asm volatile("{ .reg .b16 l,h; .reg .f32 a,b; mov.b32 {l,h},%2; cvt.f32.f16 a,l; cvt.f32.f16 b,h; "          \
                  "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; mov.b32 %2,0; } // farm.accumulate " #p " " #j         \

@@ -1,4 +1,4 @@
-// What blocks that split the channels of a K group do: copy a chunk in loops, and exchange their sums.
+// Helpers of blocks that divide the channels of a K group: copies of a chunk in loops, and the exchange of sums.
 //
 // In shared memory four channels lie side by side: [image][channels / 4][place of the tile][4], so that a thread loads
 // those at a place together. Zeros around the map are copied too, as copies of no bytes.
@@ -9,9 +9,9 @@
 struct Copies {
     const Element* source[POINTERS];
     unsigned target[POINTERS];
-    // Of what a thread copies of a place in each channel: 0 beside the map.
+    // Bytes that a thread copies of a place in each channel: 0 beside the map.
     unsigned bytes[POINTERS];
-    // From the first four channels of a chunk to the end of its last: 0 of what is no place of the tile.
+    // Offset from the first four channels of a chunk to the end of its last: 0 beyond the tile.
     unsigned length[POINTERS];
 
     // One line of PTX each, which the rewriter repeats with the chunk, label and all.

@@ -1,10 +1,10 @@
 // Direct 2-D convolution whose input channels are split over the blocks of a cluster, NCHW, float32.
 //
-// For layers with much code and few positions: a block has TILE_HEIGHT * ROWS rows by TILE_WIDTH columns of positions of
-// IMAGES images, as in conv2d.cu, but of a K group only the share of channels that its rank in the cluster says, and so a
-// short stream of instructions: all multiprocessors together fetch the layer's code once. Each block adds up the products of
-// its share for all kernels of the group, then the blocks of the cluster read each other's sums in distributed shared
-// memory: each finishes some of the kernels, adding the shares in the order of the ranks.
+// For layers with much code and few positions: a block has TILE_HEIGHT * ROWS rows by TILE_WIDTH columns of positions
+// of IMAGES images, as in conv2d.cu, but only its rank's share of the channels of a K group, and so a short stream of
+// instructions: all multiprocessors together fetch the layer's code once. Each block adds up the products of its share
+// for all outputs of the group, then the blocks of the cluster read each other's sums in distributed shared memory:
+// each finishes some of the outputs, adding the shares in the order of the ranks.
 //
 // blockIdx.x = tile, blockIdx.y = images, blockIdx.z = stream: K group times CLUSTER, plus rank.
 #include "parameters.h"
@@ -35,10 +35,10 @@ extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THR
         const int place = thread + j * THREADS;
         const int i = place / PLANE, y = place % PLANE / ROW_PLACES, x = place % ROW_PLACES;
         int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y, in_x = tile_column * STRIDE_X - PAD_LEFT + x * STEP_X;
-        // Where all places of a tile are in one row, the compiler would branch on whether that row is within the map.
+        // If all places of a tile were in one row, the compiler would branch on whether that row is within the map.
         asm volatile("" : "+r"(in_y));
         const bool present = (unsigned)in_y < HEIGHT && (unsigned)in_x < WIDTH && first_image + i < images;
-        // A mask, not a choice: that could become a branch.
+        // A mask: a conditional expression could become a branch.
         const int offset = i * IMAGE_STEP + in_y * WIDTH + in_x;
         copies.source[j] = channels + (offset & -(int)present);
         copies.bytes[j] = present * 4;

@@ -1,5 +1,5 @@
-    // The blocks of a cluster read each other's sums: this one adds up those of its own kernels. Everybody is through with
-    // the chunks, so that the sums take their memory. Those of float16 are packed until they are added up, in float32.
+    // The blocks of a cluster read each other's sums: this one adds up those of its own outputs. All are done with the
+    // chunks, so that the sums take their memory. Those of float16 are packed until they are added up, in float32.
 #if DATA_TYPE == FLOAT16
     typedef unsigned Share;
 #define OWN_SUM(p, j) packed[p][j]

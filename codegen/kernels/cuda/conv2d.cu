@@ -1,14 +1,15 @@
 // Direct 2-D convolution, NCHW, one set of weights in the instruction stream.
 //
 // A block computes TILE_HEIGHT * ROWS rows by TILE_WIDTH * PAIR_COLUMNS columns of positions of IMAGES images, for one
-// group of kernels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all multiprocessors
-// follow the same instruction stream at the same time), or as block_order.cuh says. A position is one output of every kernel;
-// of a transposed convolution it is UP_Y * UP_X neighbouring outputs, each with weights of its own. A thread owns one
-// column and ROWS rows (in float16 of two images, or two columns of one) and keeps their sums in registers. The input
-// tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels, STAGES deep; input_tile.py says
-// where its words lie. In float16 the channels may be split over the blocks of a cluster, as in cluster_conv2d.cu: blockIdx.z
-// is then group times CLUSTER, plus rank. From an image of the output to the next it is `output_step` elements: an output
-// may be channels of a larger tensor, and by `input_step` the input of a bounded layer too. The residual is contiguous.
+// group of output channels: blockIdx.x = tile, blockIdx.y = images, blockIdx.z = group (slowest, so that all
+// multiprocessors follow the same instruction stream at the same time), or in the order of block_order.cuh. A position
+// is one output of every channel; in a transposed convolution UP_Y * UP_X neighbouring outputs, each with its own
+// weights. A thread owns one column and ROWS rows (in float16 of two images, or two columns of one) and keeps their
+// sums in registers. The input tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels,
+// STAGES deep; shared_input_tile.py has the layout of its words. In float16 the channels may be split over the blocks
+// of a cluster, as in cluster_conv2d.cu: blockIdx.z is then group times CLUSTER, plus rank. From an image of the output
+// to the next it is `output_step` elements: an output may be channels of a larger tensor, and by `input_step` the input
+// of a bounded layer too. The residual is contiguous.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/ptx/template.py finds its way by them.
 #include "parameters.h"
@@ -64,7 +65,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
         const int i = unit / IMAGE_UNITS * PAIR_IMAGES, c = unit % IMAGE_UNITS / CHANNEL_UNITS;
         const int y = unit % IMAGE_UNITS % CHANNEL_UNITS / ROW_UNITS, x = unit % ROW_UNITS * UNIT;
 #if WHOLE_ROWS
-        // One row of all that a channel has here: what is not between its first and last word is zero.
+        // The block's part of a channel as one row: zero outside its first and last word.
         const int in_y = 0, in_x = (tile_row * STRIDE_Y - PAD_TOP) * WIDTH - MARGIN + x;
 #else
         const int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y;
@@ -72,7 +73,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
 #endif
         int row_inside = (unsigned)in_y < HEIGHT;
 #if !WHOLE_ROWS && CHANNEL_UNITS == ROW_UNITS
-        // The same for the whole block: each pointer has a value of its own, or what they share becomes a branch.
+        // The end for the whole block: each pointer gets a value of its own, or the compiler makes the shared part a
+        // branch.
         asm volatile("" : "+r"(row_inside));
 #endif
         const bool in_rows = row_inside && (IMAGES == 1 || first_image + i < images);
@@ -82,7 +84,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
 #elif PAIR_COLUMNS == 2
         copies.present[j] |= (in_rows && (unsigned)(in_x + PAIR_OFFSET) < ROW_LENGTH) * 2;
 #endif
-        // A mask, not a choice: that could become a branch.
+        // A mask: a conditional expression could become a branch.
         const int offset = i * IMAGE_STEP + c * CHANNEL_STEP + in_y * ROW_STEP + in_x;
         copies.source[j] = channels + (offset & -(int)(copies.present[j] != 0));
         copies.inside[j] = unit < IMAGES / PAIR_IMAGES * IMAGE_UNITS;

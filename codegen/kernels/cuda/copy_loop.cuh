@@ -1,5 +1,5 @@
-// Copies to shared memory in a loop of the kernel, for chunks so large that a line of code for each copy would be most of
-// the code. A thread has the same elements of every so manieth row, and copies only rows of the batch.
+// Copies to shared memory in a loop of the kernel, for chunks so large that a line of code for each copy would be most
+// of the code. A thread has the same elements of every n-th row, and copies only rows of the batch.
 //
 // Each loop is one line of PTX in a scope of its own: the rewriter repeats it with the chunk, labels and all.
 #define ROW_UNITS (CHUNK_CHANNELS / UNIT)
@@ -11,10 +11,10 @@ struct Copies {
     // The address after the last row of the batch that the block has, in the first stage.
     unsigned end;
 #if DATA_TYPE == FLOAT16
-    // The same of the rows of its upper halves; before the first one where there are none.
+    // That address for the rows of its upper halves; before the first one if there are none.
     int upper_end;
 #endif
-    // Of the row, from this thread's first element on: none of a thread that copies nothing.
+    // Elements of the row from this thread's first on: none if the thread copies nothing.
     int channels;
 
     __device__ __forceinline__ void begin(const Element* rows, int first, unsigned thread, int count, int upper_count, unsigned tile) {
@@ -30,7 +30,7 @@ struct Copies {
     }
 
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {
-        // A mask, not a choice: that could become a branch.
+        // A mask: a conditional expression could become a branch.
         const unsigned last = (end + stage) & -(unsigned)(channel < channels);
 #define NEXT_ROW "add.s64 s,s,%3; "
 #if ASYNCHRONOUS

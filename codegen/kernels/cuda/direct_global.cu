@@ -1,14 +1,14 @@
-// 1x1 convolution whose inputs come straight from global memory, one set of weights in the instruction stream.
+// 1x1 convolution with direct global loads of its inputs, one set of weights in the instruction stream.
 //
-// For few weights: of a chunk in shared memory most inputs would lie there for nothing. Neighbouring lanes have
-// neighbouring columns, so that their loads lie side by side; an input without weights in a group is not loaded for it.
-// A block computes TILE_WIDTH columns of an image for one group of kernels: blockIdx.x = columns, blockIdx.y = image,
+// For few weights: most inputs of a chunk in shared memory would be unused. Neighbouring lanes have neighbouring
+// columns, so that their loads are coalesced; an input without weights in a group is not loaded for it. A block
+// computes TILE_WIDTH columns of an image for one group of output channels: blockIdx.x = columns, blockIdx.y = image,
 // blockIdx.z = group. A sparse multi-layer perceptron is such a convolution, whose columns are rows of the batch.
 //
-// With LISTED the columns of all images count as one row of them, of which the kernel computes the first `count[0]`, the
-// input of each being where `places` says, in its own place where that is null. A thread goes on with the column a grid's width further: the rewriter closes
-// that loop (`farm.turn`). `marks` gets a 1 for each column with an output that is not zero. From compute_90 on such a
-// kernel may be launched before the one ahead of it has ended, and lets the next one in as early.
+// With LISTED the columns of all images are one row, and the kernel computes the first `count[0]` of them. `places` has
+// the place of each column's input; null: its own. A thread goes on with the column a grid's width further: the
+// rewriter closes that loop (`farm.turn`). `marks` gets a 1 for each column with a non-zero output. From compute_90 on
+// such a kernel may be launched before the one ahead of it has ended, and lets the next one start as early.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define LOOPED 0
@@ -25,7 +25,7 @@
 #include "memory.cuh"
 
 #if LISTED
-// Neighbouring warps' columns are in different blocks: few columns keep all blocks busy alike.
+// Columns of neighbouring warps are in different blocks, so that few columns keep all blocks equally busy.
 #define FIRST_COLUMN ((threadIdx.x / 32 * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32)
 #define LIST_PARAMETERS , const int* __restrict__ count, const int* __restrict__ places, unsigned char* __restrict__ marks
 #else
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    // No loads that the compiler may move to before the wait: what they read is written until then.
+    // These loads must not move to before the wait: what they read is written until then.
     int columns, column;
     asm volatile("ld.global.s32 %0,[%1];" : "=r"(columns) : "l"(count) : "memory");
     columns = min(columns, images * WIDTH);
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
 #else
     const int column = blockIdx.x * THREADS + threadIdx.x;
     const bool inside = WIDTH % THREADS == 0 || column < WIDTH;
-    // A mask, not a choice: that could become a branch.
+    // A mask: a conditional expression could become a branch.
     const int here = column & -(int)inside;
     const Element* in = input + (size_t)blockIdx.y * (CHANNELS * WIDTH) + here;
     const size_t of_image = group * (GROUP_OUTPUTS * WIDTH) + here;
@@ -71,7 +71,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     float sum[1][SUMS];
 #pragma unroll
 #if LISTED
-    // Zero, and for ptxas all different: it would compute the outputs of equal weights once, which is measured apart.
+    // Zeros that look different to ptxas, which would compute the outputs of equal weights once; that is measured
+    // apart.
     for (int j = 0; j < SUMS; ++j) sum[0][j] = __int_as_float(images >> 31 & (j + 1));
 #else
     for (int j = 0; j < SUMS; ++j) sum[0][j] = 0.f;
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) unstaged(PARAMETERS, int o
     FINISH(sum[p][j], j, ok, image, offset)
 #include "epilogue.h"
 #if LISTED
-    // -0.0 is no output either.
+    // -0.0 counts as zero.
     asm volatile("{ .reg .pred p; .reg .b32 a,b; shl.b32 a,%0,1; setp.ne.b32 p,a,0; mov.u32 b,1; @p st.global.u8 [%1],b; }"
                  :: "r"(any), "l"(marks + column) : "memory");
 #endif

@@ -6,13 +6,13 @@
 // thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
 // are padded so that the lanes of a warp read distinct banks.
 //
-// For few rows the inputs may be split over the blocks of a cluster, as the channels are in cluster_conv2d.cu: blockIdx.z is
-// then group times CLUSTER, plus rank; the last ranks may have fewer inputs, or none.
+// For few rows the inputs may be split over the blocks of a cluster, as the channels are in cluster_conv2d.cu:
+// blockIdx.z is then group times CLUSTER, plus rank; the last ranks may have fewer inputs, or none.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define EDGES 0
 #define STAGE (THREADS * ROWS * ROW_WORDS)
-// The lower bits of `present` are the channels from this one to the end of the row, the upper ones say which halves.
+// The lower bits of `present`: channels from this one to the end of the row. The upper bits: which halves are there.
 #if CHANNELS % CHUNK_CHANNELS == 0
 #define PRESENT(j, channel) (present[j] >> 24)
 #else
@@ -40,7 +40,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 
     Copies copies;
 #if LOOPED
-    // Rows from the first and from the upper halves' first on: two differences, or ptxas takes other instructions.
+    // Rows left, counted from the first row and from the first row of the upper halves: two differences, or ptxas takes
+    // other instructions.
     int upper_row = first_row + THREADS * ROWS;
     asm("" : "+r"(upper_row));
     copies.begin(input + (size_t)first_row * CHANNELS, first_channel, thread, images - first_row, images - upper_row, tile_address);
@@ -65,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     const Element* residual = added + first;
 #endif
 #if LOOPED
-    // Rows that the batch has not are not copied: their threads read its last one.
+    // Rows beyond the batch are not copied: their threads read its last row.
     const float* window = tile + min(thread, images - first_row - 1) * ROW_WORDS;
 #else
     const float* window = tile + thread * ROW_WORDS;

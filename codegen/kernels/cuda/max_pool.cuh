@@ -1,10 +1,10 @@
 // A max pool: the first four positions of a window belong to four threads, or with two rows a thread to two. They leave
-// their sums in shared memory, where the input was, and each takes the windows of every fourth output channel, or of every
-// second. `out` is this thread's window of the pooled map.
+// their sums in shared memory, where the input was, and each takes the windows of every fourth output channel, or of
+// every second. `out` is this thread's window of the pooled map.
 #define MEET __syncthreads()
 #define LEFT_AT(slot) ((slot) * CHANNEL_SUMS + (slot) / 2 * SUMS_SKEW)
 #if ROWS == 2
-// The larger sum of the two rows, and that of the first row, which the window above has too.
+// The larger sum of the two rows, and that of the first row, which the window above has as well.
 #define LEAVE(p, j, bias, slot)                                                                                  \
     ADD_BIAS(total[p][j], j, bias);                                                                              \
     ADD_BIAS(total[(p) + PAIRS][j], j, bias);                                                                    \
@@ -20,8 +20,8 @@
     const float* const corner = first_corner + LEFT_AT((slot) + ONE_OF(count));                                       \
     FIND_LARGEST                                                                                                      \
     asm volatile("{ .reg .pred q; .reg .f32 v,r; mov.f32 v,%0; " STEPS "mov.f32 %0,v; }" : "+f"(largest))
-// A thread's own of so many output channels, where there is none another one. Not the smaller of two numbers: machine code
-// without ptxas has no instruction for that.
+// The thread's own among `count` output channels, or another one beyond. Not by `min`: the assembler does not support
+// it.
 #define ONE_OF(count) \
     ((count) == 4 ? quarter : (count) == 3 ? quarter - (quarter & quarter >> 1) : quarter & (count) - 1)
 #if ROWS == 2
@@ -35,11 +35,11 @@
 
     const int quarter = row % 2 * 2 + column % 2;
 #if OVERLAP
-    // Behind the last windows of the tile a thread has none, and reads the one before.
+    // Beyond the last windows of the tile a thread has none, and reads the one before.
     const int has_window = row < TILE_STEP_Y && column < TILE_STEP_X;
     const int window_row = (row & -2) - (row >= TILE_STEP_Y ? 2 : 0);
     const int window_column = (column & -2) - (column >= TILE_STEP_X ? 2 : 0);
-    // What lies beside the map is read where the middle of the window is, which never does.
+    // Elements beside the map are read at the middle of the window, which is within the map.
     const int first_row = tile_row + window_row - POOL_TOP, first_column = tile_column + window_column - POOL_LEFT;
     const int before = POOL_LEFT ? first_column >= 0 : 1, after = BEYOND ? first_column + 2 < MAP_WIDTH : 1;
     const float* const first_corner = tile + (thread - row / ROWS * TILE_WIDTH - column) +

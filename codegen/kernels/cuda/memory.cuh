@@ -1,4 +1,4 @@
-// What the kernels have in common: elements, copies to shared memory, and how a sum is finished and stored.
+// Shared by all kernels: elements, copies to shared memory, finishing and storing a sum.
 //
 // `parameters.h` comes first: it holds the macros of one shape and tiling. `copies.h` has a line for every word or
 // four words that a thread copies of one chunk, `body.h` the multiply-adds, `epilogue.h` the stores.
@@ -6,7 +6,7 @@
 #define FLOAT16 1
 #define BFLOAT16 2
 
-// Whether what is copied is words, as they lie in memory: of float32, or two neighbours of float16.
+// Whether copies move whole words, as they lie in memory: of float32, or two neighbours of float16.
 #define WHOLE_WORDS (DATA_TYPE == FLOAT32 || NEIGHBOURS == 2)
 
 #if DATA_TYPE == FLOAT32
@@ -69,9 +69,10 @@ __device__ __forceinline__ void keep_until_read() {
 #elif CLUSTER > 1 && DATA_TYPE == FLOAT32
 #include "cluster.cuh"
 #else
-// What a thread copies of every chunk. What depends on the channel is an immediate of the instruction, so that a
-// pointer serves all channels of a chunk. `present` says which halves of the word (or whether all of it) lie within the
-// input: the rest is zero. The macro `enabled(c)` of the operator says whether the chunk has a channel c at all.
+// A thread's copies of every chunk. The part of an address that depends on the channel is an immediate of the
+// instruction, so that a pointer serves all channels of a chunk. `present`: which halves of the word (or whether all of
+// it) lie within the input; the rest is zero. The kernel's macro `enabled(c)`: whether the chunk has a channel c at
+// all.
 struct Copies {
     const Element* source[POINTERS];
     unsigned target[POINTERS];
@@ -94,7 +95,7 @@ struct Copies {
 #define CACHED "ca"
 #endif
 #if GIVEN_UP_FIRST
-// The caches give up what passes through before they give up code.
+// Streamed data is evicted from the caches before code.
 #define POLICY ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once,1.0; "
 #define HINT(copy, source) copy ".L2::cache_hint" source ",once; "
 #else
@@ -158,7 +159,8 @@ struct Copies {
 #undef COPY
     }
 #else
-    // As many halves in a load as the copy has words; in `word` lie those of the first output, then those of the second.
+    // One load has as many halves as the copy has words; in `word` lie those of the first output, then those of the
+    // second.
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #define LOADED ((UNIT + 1) / 2)
 #if UNIT == 4
@@ -232,8 +234,8 @@ struct Copies {
 #include "channel_gates.cuh"
 #endif
 
-// An input of a bounded layer, once for all its multiply-adds: the rewriter puts in the bounds of its channel, and leaves
-// out lines of those that there are not, and of inputs that nothing is multiplied with.
+// An input of a bounded layer, once for all its multiply-adds: the rewriter puts in the bounds of its channel, and
+// drops the lines of infinite bounds and of inputs without weights.
 #if __CUDA_ARCH__ >= 800
 #define NOT_BELOW(x) "max.NaN.f32 " x "," x ",b; "
 #define NOT_ABOVE(x) "min.NaN.f32 " x "," x ",b; "
@@ -253,8 +255,8 @@ __device__ __forceinline__ float larger(float a, float b) {
 }
 #endif
 
-// One line for the bias and one for the steps after it and the store: the rewriter leaves out the lines of kernels that
-// do not exist. STEPS is the text of the layer's epilogue.
+// One line for the bias and one for the steps after it and the store: the rewriter drops the lines of output channels
+// that do not exist. STEPS is the text of the layer's epilogue.
 #if HAS_RESIDUAL
 #define RESIDUAL_OPERANDS(offset) , "l"(residual), "n"((offset) * ELEMENT_BYTES)
 #define ADDED_PARAMETER const Element* __restrict__ added,
@@ -283,7 +285,7 @@ __device__ __forceinline__ float larger(float a, float b) {
                  "setp.ne.b32 p,%2,0; " steps PUT "} // farm.store " #j                                               \
                  :: "f"(value), "l"(out[image]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)                        \
                  RESIDUAL_OPERANDS((image) * IMAGE_OUTPUTS + (offset)) : "memory")
-// The same for both halves of a word: what is added to them comes in one, and they are stored as one.
+// The store of both halves of a word: their residuals come in one word, and they are stored as one.
 #if HAS_RESIDUAL
 #define GET_WORD "mov.b32 a,0; @p ld.global.nc.b32 a,[%5+%6]; mov.b32 {l,h},a; "
 #define SECOND_HALF "mov.b16 l,h; "
@@ -298,7 +300,7 @@ __device__ __forceinline__ float larger(float a, float b) {
                  "mov.b32 a,{z,h}; @p st.global.cs.b32 [%2+%4],a; } // farm.store " #j                                \
                  :: "f"(first), "f"(second), "l"(out[0]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)               \
                  RESIDUAL_OPERANDS(offset) : "memory")
-// The assembler counts a store for each bias: one that is never run, as there are no fewer images than none.
+// The assembler counts a store for each bias: this one never runs, as the number of images is not negative.
 #define NEVER_STORE(j, image, offset)                                                                                 \
     asm volatile("{ .reg .pred q; .reg .b16 z; mov.b16 z,0; setp.lt.s32 q,%1,0; @q st.global.cs.b16 [%0+%2],z; } "    \
                  "// farm.store " #j :: "l"(out[image]), "r"(images), "n"((offset) * ELEMENT_BYTES + 2) : "memory")

@@ -1,16 +1,16 @@
-// Convolution of a few positions, its weights in a table beside the code.
+// Convolution of a few positions with its weights in a table beside the code.
 //
 // At small batches a GPU fetches the code of a layer for longer than it computes: 16 bytes for each weight, by every
-// multiprocessor. In the table a weight is 8 bytes, its value and where its input lies in the tile, and each block reads
-// those of its own kernels. The code is the same for every checkpoint: the rewriter puts in nothing but the table
-// (`farm.table`).
+// multiprocessor. In the table a weight is 8 bytes, its value and where its input lies in the tile, and each block
+// reads those of its own output channels. The code is the same for every checkpoint: the rewriter puts in nothing but
+// the table (`farm.table`).
 //
-// A block has a tile of positions of one image, and GROUP_OUTPUTS kernels. LANES threads compute one kernel at the tile's
-// positions, ROWS each; there are SLICES of them, each with a part of the kernel's weights, whose sums meet in shared
+// A block has a tile of positions of one image, and GROUP_OUTPUTS output channels. LANES threads compute one channel at
+// the tile's positions, ROWS each. SLICES such groups of threads share a channel's weights; their sums meet in shared
 // memory in a fixed order. So do those of the blocks of a cluster, each of which has a share of the channels.
 //
-// The table: where the units of each kernel and chunk begin, the most units of any, the biases, then the units, four
-// weights each. A unit that is not full ends with weights of zero, whose inputs lie behind the tile and are zero.
+// The table: where the units of each output channel and chunk begin, the most units of any, the biases, then the units,
+// four weights each. A unit that is not full ends with weights of zero, whose inputs lie behind the tile and are zero.
 //
 // blockIdx.x = tile, blockIdx.y = image, blockIdx.z = K group times SHARES, plus rank.
 #include "parameters.h"
@@ -91,11 +91,11 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
 #endif
 // Where output n lies in its image, and whether there is one.
 #define LOCATE(n)                                                                                              \
-    const int kernel = OUTPUT_CHANNEL(n), at = OUTPUT_LANE(n);                                                  \
+    const int channel = OUTPUT_CHANNEL(n), at = OUTPUT_LANE(n);                                                 \
     const int out_y = tile_row + OUTPUT_ROW(n) * ROW_Y + at / TILE_WIDTH;                                      \
     const int out_x = tile_column + OUTPUT_ROW(n) * ROW_X + at % TILE_WIDTH;                                   \
-    const long long place = (long long)kernel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;                   \
-    const bool is_output = OUTPUT_EXISTS(n) && at < TILE_WIDTH * TILE_HEIGHT && kernel < OUTPUT_CHANNELS &&            \
+    const long long place = (long long)channel * OUTPUT_PLANE + out_y * OUTPUT_WIDTH + out_x;                  \
+    const bool is_output = OUTPUT_EXISTS(n) && at < TILE_WIDTH * TILE_HEIGHT && channel < OUTPUT_CHANNELS &&           \
                            out_y < OUTPUT_HEIGHT && out_x < OUTPUT_WIDTH;
 
 #if SHARES > 1
@@ -104,7 +104,7 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
 #define CLUSTERED
 #endif
 
-// A kernel of a table may begin before the one ahead of it has ended: its weights are there already.
+// The kernel may begin before the one ahead of it has ended: its weights are there already.
 #if __CUDA_ARCH__ >= 900
 #define LET_THE_NEXT_IN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #define WAIT_FOR_THE_LAST asm volatile("griddepcontrol.wait;" ::: "memory")
@@ -191,7 +191,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     }
 
 #if SLICES * SHARES > 1
-    // The sums take the tile's memory: [slice][kernel][row][lane].
+    // The sums take the tile's memory: [slice][output channel][row][lane].
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) tile[(thread / LANES * ROWS + r) * LANES + lane] = sums[r];

@@ -1,13 +1,14 @@
-// Fully connected layer for a few rows of a batch, its weights in a table beside the code.
+// Fully connected layer for a few rows of a batch with its weights in a table beside the code.
 //
 // Each weight is used once for each row then. As an immediate it is 16 bytes of code, which a GPU fetches at a ninth of
-// the rate of data; in the table it is its value and its column, 6 bytes, or 4 of 16-bit types. What reads them is the
-// same for every checkpoint: the rewriter puts in nothing but the table (`farm.table`).
+// the rate of data; in the table it is its value and its column, 6 bytes, or 4 of 16-bit types. The code that reads
+// them is the same for every checkpoint: the rewriter puts in nothing but the table (`farm.table`).
 //
 // A warp computes one output of IMAGES rows: blockIdx.x = rows, blockIdx.z = outputs. The inputs pass through shared
 // memory in chunks of CHUNK_CHANNELS columns, the rows of an input side by side. The table: where the units of each
 // output and chunk begin, the biases, then the units, 128 non-zeros each, four for each lane: as the lanes find them,
-// so that a load of all lanes is in one piece. Lanes without a weight have column CHUNK_CHANNELS, whose inputs are zero.
+// so that a load of all lanes is in one piece. Lanes without a weight have column CHUNK_CHANNELS, whose inputs are
+// zero.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define WARPS GROUP_OUTPUTS
@@ -85,14 +86,14 @@ struct Weights {
     }
 };
 
-// The value that the lane has whose number differs by these bits: a sum of both is the same for both.
+// The value of the lane whose number differs by these bits: the sum of both is the same for both.
 __device__ __forceinline__ float of_other_lane(float value, int bits) {
     float other;
     asm volatile("shfl.sync.bfly.b32 %0,%1,%2,31,-1;" : "=f"(other) : "f"(value), "r"(bits));
     return other;
 }
 
-// The inputs of a chunk from column `first` on, of the rows from `image` on; rows that the batch has not are zero.
+// The inputs of a chunk from column `first` on, of the rows from `image` on; rows beyond the batch are zero.
 __device__ __forceinline__ void copy(float* inputs, const Element* input, int first, int image, int images, int thread) {
     const int count = min(CHUNK_CHANNELS, CHANNELS - first);
     const Element* source = input + (size_t)image * CHANNELS + first;
@@ -125,14 +126,14 @@ __device__ __forceinline__ void copy(float* inputs, const Element* input, int fi
 extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
     extern __shared__ __align__(16) float inputs[];
     const int thread = threadIdx.x, lane = thread % LANES;
-    const int kernel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
-    const bool exists = kernel < OUTPUT_CHANNELS;
+    const int channel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
+    const bool exists = channel < OUTPUT_CHANNELS;
     const unsigned* table;
     asm volatile("mov.u64 %0,farm_table; // farm.table" : "=l"(table));
-    const unsigned* starts = table + (exists ? kernel : OUTPUT_CHANNELS) * CHUNKS;
+    const unsigned* starts = table + (exists ? channel : OUTPUT_CHANNELS) * CHUNKS;
     const uint4* units = (const uint4*)(table + HEAD_WORDS);
     unsigned unit = __ldg(starts), end = __ldg(starts + exists);
-    const float bias = __uint_as_float(__ldg(table + BIAS_WORD + min(kernel, OUTPUT_CHANNELS - 1)));
+    const float bias = __uint_as_float(__ldg(table + BIAS_WORD + min(channel, OUTPUT_CHANNELS - 1)));
     Weights held[AHEAD];
     float sums[IMAGES] = {};
 // A warp's units follow each other: the first of a chunk are on their way before its inputs are there.
@@ -168,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
         if (lane == n) value = sums[n];
     }
     value += bias;
-    const size_t place = (size_t)(image + lane) * OUTPUT_CHANNELS + kernel;
+    const size_t place = (size_t)(image + lane) * OUTPUT_CHANNELS + channel;
     Element* out[] = {output + place};
 #if HAS_RESIDUAL
     const Element* residual = added + place;

@@ -24,7 +24,7 @@ HALF = replace(WIDE, data_type="float16")
 ONE, TWO = (Tiling("conv2d", 56, 4, 1, 16, 8, 2, images=images) for images in (1, 2))
 
 
-def test_float16_pairs_images_where_a_block_has_an_even_number_of_them_and_columns_elsewhere() -> None:
+def test_float16_packs_images_of_an_even_number_and_columns_otherwise() -> None:
     assert [pairing(HALF.data_type, replace(ONE, images=images)) for images in (1, 2, 3, 4)] == [
         Pairing(2, 1),
         Pairing(1, 2),
@@ -34,7 +34,7 @@ def test_float16_pairs_images_where_a_block_has_an_even_number_of_them_and_colum
     assert {pairing(kind, TWO) for kind in ("float32", "bfloat16")} == {Pairing(1, 1)}
 
 
-def test_two_images_in_a_lane_take_the_threads_the_words_and_the_copies_of_one_image_in_float32() -> None:
+def test_two_packed_images_take_the_threads_and_copies_of_one_in_float32() -> None:
     single = launch_of(WIDE, ONE)
     paired = launch_of(HALF, TWO)
     assert paired.block == single.block
@@ -48,7 +48,7 @@ POINTWISE = Conv2d(64, 14, 14, 64, 1, 1, data_type="float16")
 
 
 @pytest.mark.parametrize("images", [1, 2, 3])
-def test_a_1x1_kernel_of_float16_has_the_words_and_copies_of_one_of_float32_on_half_as_wide_a_map(images: int) -> None:
+def test_a_float16_1x1_layer_has_the_words_of_float32_on_half_the_map(images: int) -> None:
     layer = tiled(POINTWISE, Tiling("conv2d", 98, 1, 1, 16, 8, 3, images=images))
     single = tiled(replace(POINTWISE, width=7, data_type="float32"), layer.tiling)
     assert layer.pairing == Pairing(1, 1, neighbours=2)
@@ -89,7 +89,7 @@ def test_whole_maps_of_an_odd_size_are_copied_in_one_piece_whatever_the_data_typ
     assert tile.unit == 4
 
 
-def test_a_linear_layer_of_float16_is_offered_the_loops_of_float32_and_loads_four_inputs_at_once_from_them() -> None:
+def test_a_float16_linear_layer_has_the_looped_candidates_of_float32() -> None:
     spec = Linear(512, 1000)
     half = replace(spec, data_type="float16")
     loops, half_loops = (
@@ -107,7 +107,7 @@ def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() ->
     assert [launch_of(HALF, TWO).grid_at(batch)[1] for batch in (1, 2, 3)] == [1, 1, 2]
 
 
-def test_every_tile_is_offered_with_two_images_in_a_lane_and_without_them_for_a_batch_of_one() -> None:
+def test_float16_candidates_pack_two_images_or_columns_of_one() -> None:
     offered = list(candidates(lower(HALF)))
     plain = {
         (t.tile_width, t.tile_height, t.rows, 2 * t.images, t.group_outputs, t.chunk_channels)
@@ -183,7 +183,7 @@ def test_groups_of_32_packed_sums_are_held_to_so_few_registers_that_more_blocks_
 
 
 @pytest.mark.parametrize("height", range(1, 12))
-def test_the_compiler_is_told_of_no_fewer_blocks_than_the_registers_that_a_thread_wants_allow(height: int) -> None:
+def test_the_register_limit_allows_at_least_the_blocks_that_fit(height: int) -> None:
     spec = Conv2d(64, 80, 80, 64, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
     tiling = Tiling("conv2d", 80, height, 1, 64, 4, 4, accumulate="float16", images=2)
     layer, lanes = tiled(spec, tiling), -(-80 * height // 32) * 32
@@ -209,7 +209,7 @@ def test_sums_of_float32_that_packed_ones_wait_for_leave_room_for_seven_hundred_
     assert "registers" in misfit_of(spec, Tiling("conv2d", 14, 14, 1, 32, 4, 2, images=8), nonzeros)
 
 
-def test_where_code_is_fetched_ahead_one_block_of_float16_is_faster_than_two_with_streams_half_as_long() -> None:
+def test_with_fetched_code_one_float16_block_beats_two_of_half_the_stream() -> None:
     """256 channels to 512, stride 2: 63 and 73 microseconds on an H200, 193 and 89 when code came from DRAM."""
     layer = lower(Conv2d(256, 14, 14, 512, 3, 3, stride=(2, 2), padding=(1, 1, 1, 1), data_type="float16"))
     two, one = (layer.tiled(Tiling("conv2d", 7, 7, 1, kernels, 4, 3, "float16", images=8)) for kernels in (16, 32))

@@ -1,4 +1,4 @@
-"""Tilings without stages: which layers have them, when they are chosen, and what they are in JSON."""
+"""direct_global: which layers it computes, when it is chosen, and its tilings in JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from codegen.selection.choose import choose_tiling, misfit_of, ranked_tilings
 from farm.tuning.record import tiling_of_json
 
 WIDE = Conv2d(4096, 1, 256, 4096, 1, 1, epilogue=(Clip(0.0, 32.0),))
-UNSTAGED = Tiling("direct_global", 64, 1, 1, 32, 32, stages=0)
+DIRECT = Tiling("direct_global", 64, 1, 1, 32, 32, stages=0)
 
 
 def even(spec: LayerSpec, each: int) -> np.ndarray:
     return np.full(spec.output_channels, each)
 
 
-def test_a_wide_sparse_perceptron_is_computed_without_stages() -> None:
+def test_a_wide_sparse_perceptron_is_computed_by_direct_global() -> None:
     tiling = choose_tiling(WIDE, 64, even(WIDE, 32))
     assert tiling.kernel == "direct_global"
     assert not tiling.listed
@@ -33,14 +33,14 @@ def test_a_wide_sparse_perceptron_is_computed_without_stages() -> None:
 
 @pytest.mark.parametrize("density", [0.02, 0.05, 0.1, 0.5])
 @pytest.mark.parametrize(("channels", "size", "kernels"), [(64, 56, 256), (512, 28, 128), (2048, 7, 512)])
-def test_pointwise_convolutions_of_image_networks_keep_their_stages(
+def test_pointwise_convolutions_of_image_networks_go_through_shared_memory(
     channels: int, size: int, kernels: int, density: float
 ) -> None:
     spec = Conv2d(channels, size, size, kernels, 1, 1)
     assert choose_tiling(spec, 64, even(spec, round(channels * density))).kernel == "conv2d"
 
 
-def test_those_of_a_dense_layer_are_not_even_looked_at() -> None:
+def test_direct_global_is_not_ranked_for_dense_layers() -> None:
     spec = replace(WIDE, channels=256, output_channels=256)
     assert any(tiling.kernel == "direct_global" for tiling in ranked_tilings(spec, 64, even(spec, 8)))
     assert all(tiling.kernel == "conv2d" for tiling in ranked_tilings(spec, 64, even(spec, 64)))
@@ -59,20 +59,20 @@ def test_those_of_a_dense_layer_are_not_even_looked_at() -> None:
     ],
     ids=str,
 )
-def test_other_layers_have_none(spec: LayerSpec) -> None:
+def test_direct_global_refuses_other_layers(spec: LayerSpec) -> None:
     with pytest.raises(TilingError, match="direct_global cannot compute") as refused:
-        tiled(spec, UNSTAGED)
-    assert misfit_of(spec, UNSTAGED, even(spec, 1)) == str(refused.value)
+        tiled(spec, DIRECT)
+    assert misfit_of(spec, DIRECT, even(spec, 1)) == str(refused.value)
 
 
 def test_keys_of_other_tilings_are_as_they_were() -> None:
-    assert "listed" not in UNSTAGED.to_json()
-    again = replace(UNSTAGED, listed=True)
+    assert "listed" not in DIRECT.to_json()
+    again = replace(DIRECT, listed=True)
     assert Tiling(**again.to_json()) == again
 
 
 def test_the_lists_of_a_launch_are_no_elements() -> None:
-    launch = launch_of(WIDE, replace(UNSTAGED, listed=True))
+    launch = launch_of(WIDE, replace(DIRECT, listed=True))
     types = {argument["name"]: argument["type"] for argument in launch.to_json()["arguments"]}
     assert types == {
         "input": "float32*",
@@ -87,18 +87,18 @@ def test_the_lists_of_a_launch_are_no_elements() -> None:
 
 
 def test_a_block_writes_its_columns_of_its_group() -> None:
-    region = tiled(replace(WIDE, width=100), UNSTAGED).block_region((1, 2, 3))
+    region = tiled(replace(WIDE, width=100), DIRECT).block_region((1, 2, 3))
     assert (region.images, region.outputs, region.columns) == (slice(2, 3), slice(96, 128), slice(64, 100))
 
 
 def test_ptxas_assembles_them() -> None:
-    assembler, reason = assembler_for("direct", WIDE, UNSTAGED, "sm_90", "13.0")
+    assembler, reason = assembler_for("direct", WIDE, DIRECT, "sm_90", "13.0")
     assert assembler == "ptxas"
     assert "direct global loads" in reason
 
 
 def test_a_tuning_record_may_hold_one_but_no_listed_one() -> None:
-    assert tiling_of_json(UNSTAGED.to_json()) == UNSTAGED
+    assert tiling_of_json(DIRECT.to_json()) == DIRECT
     for wrong in ({"listed": True}, {"rows": 0}, {"stages": -1}):
         with pytest.raises(ValueError, match="none that can be chosen"):
-            tiling_of_json(UNSTAGED.to_json() | wrong)
+            tiling_of_json(DIRECT.to_json() | wrong)

@@ -74,7 +74,7 @@ def test_numbers_come_back_as_they_were_written() -> None:
     values = np.array([0, 1, 0x0123456789ABCDEF, 2**64 - 1], dtype=np.uint64)
     text = declared(values)
     np.testing.assert_array_equal(numbers(text[text.index(b"{\n") + 2 : text.index(b"};")]), values)
-    with pytest.raises(PtxError, match="16 digits"):
+    with pytest.raises(PtxError, match="16 hexadecimal digits"):
         numbers(b"1, 2, 3\n")
 
 
@@ -112,7 +112,7 @@ def test_a_kernel_cannot_write_into_its_table() -> None:
 
 
 def test_a_part_of_a_table_cannot_be_asked_for() -> None:
-    with pytest.raises(ValueError, match="table form is one kernel"):
+    with pytest.raises(ValueError, match="weights in a table, is one kernel"):
         rewrite(shared_template(SPEC, TILING), weights_of(), Part(0, 1))
 
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are a table: when they are chosen, and what the farm does with such tilings."""
+"""Tables of a linear layer: when they are chosen, and how the farm treats such tilings."""
 
 from __future__ import annotations
 
