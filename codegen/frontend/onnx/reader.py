@@ -147,7 +147,7 @@ def _element_type(number: int) -> str:
 def _read_graph(
     graph: GraphProto, inference: Inference, inputs: Inputs, images: Images
 ) -> tuple[list[Layer], list[SkippedLayer], list[str]]:
-    nodes = tuple(_plain(node, position=i) for i, node in enumerate(graph.node))
+    nodes = tuple(_node_of(node, position=i) for i, node in enumerate(graph.node))
     with_weights = list(_nodes_with_weights(graph, inference.constants.names, nodes))
     tensors = inference.tensors
     known = Graph(
@@ -198,7 +198,7 @@ def _nodes_with_weights(graph: GraphProto, constants: frozenset[str], nodes: Seq
         for inner in sub_graphs(proto):
             owner = node.owner or f"a sub-graph of {node.operator} '{node.name}'"
             known = constants | stored_constants(inner).keys()
-            yield from _nodes_with_weights(inner, known, [_plain(each, owner) for each in inner.node])
+            yield from _nodes_with_weights(inner, known, [_node_of(each, owner) for each in inner.node])
 
 
 def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
@@ -210,7 +210,7 @@ def _read_in_sub_graphs(graph: GraphProto) -> Iterator[str]:
             yield from _read_in_sub_graphs(inner)
 
 
-def _plain(node: NodeProto, owner: str = "", position: int = -1) -> Node:
+def _node_of(node: NodeProto, owner: str = "", position: int = -1) -> Node:
     attributes = {text(attribute.name): attribute for attribute in node.attribute}
     return Node(
         text(node.op_type),

@@ -43,10 +43,10 @@ class OnnxResidualGraph:
         """
         import onnx
 
-        rest = onnx.ModelProto(ir_version=self._model.ir_version, producer_name="farm")
-        rest.opset_import.extend(each for each in self._model.opset_import if each.domain != LAYER_DOMAIN)
-        rest.opset_import.add(domain=LAYER_DOMAIN, version=1)
-        graph = rest.graph
+        model = onnx.ModelProto(ir_version=self._model.ir_version, producer_name="farm")
+        model.opset_import.extend(each for each in self._model.opset_import if each.domain != LAYER_DOMAIN)
+        model.opset_import.add(domain=LAYER_DOMAIN, version=1)
+        graph = model.graph
         graph.name = self._model.graph.name or "network"
         nodes, constants = self._needed({layer.output: layer for layer in layers})
         graph.node.extend(nodes)
@@ -56,7 +56,7 @@ class OnnxResidualGraph:
         outer = {value.name for value in (*graph.input, *graph.output)}
         made = dict.fromkeys(name for node in nodes for name in node.output if name and name not in outer)
         graph.value_info.extend(value for name in made if (value := self._value(name)) is not None)
-        return serialized(rest, "the model without its compiled layers")
+        return serialized(model, "the model without its compiled layers")
 
     def _needed(self, layers: dict[str, Layer]) -> tuple[list[NodeProto], list[TensorProto]]:
         """The nodes that the outputs need, in graph order, and the constants, by name."""
@@ -134,11 +134,11 @@ class Tensor:
     shape: Shape
 
 
-def interface_of(rest: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def interface_of(model: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Inputs and outputs of an exported model."""
     import onnx
 
-    graph = onnx.load_model_from_string(rest).graph
+    graph = onnx.load_model_from_string(model).graph
     return tuple(map(tensor_of, graph.input)), tuple(map(tensor_of, graph.output))
 
 

@@ -55,7 +55,7 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
         with reading(i):
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
     fused.sort(key=lambda each: each.position)
-    # After every epilogue is fused: a normalisation behind one layer and before another belongs to the first.
+    # After every epilogue is fused: a normalisation between two layers belongs to the first.
     prepared = [with_input_bounds(with_channel_gates(each.layer, graph, taken), graph, taken) for each in fused]
     prepared = [with_max_pool(layer, graph, taken) for layer in prepared]
     return prepared, [skipped[i] for i in sorted(skipped)]

@@ -12,7 +12,7 @@ from codegen.frontend.onnx.extract.product import Product
 from codegen.frontend.onnx.fuse.activation_patterns import match_activation
 from codegen.frontend.onnx.fuse.epilogue_steps import activation, residual
 from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, batch_normalization, channel_values, folded
-from codegen.frontend.onnx.fuse.view_nodes import Axes, axes_after, axes_transposed, passes, reshapes, transposes
+from codegen.frontend.onnx.fuse.view_nodes import Axes, axes_after, axes_transposed, is_copy, is_reshape, is_transpose
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node
 from codegen.ir.checkpoint import Layer
@@ -50,13 +50,13 @@ class _Fusion:
         reshaping: list[Node] = []
         try:
             while not (nodes := self._next(taken, before_it[0])) and (node := self._reader(taken)):
-                if not reshaping and passes(node, self.graph, self.output):
+                if not reshaping and is_copy(node, self.graph, self.output):
                     nodes = [node]
                     break
-                if passes(node, self.graph, self.output) or reshapes(node, self.graph, self.output):
+                if is_copy(node, self.graph, self.output) or is_reshape(node, self.graph, self.output):
                     before, after = (self.graph.size(name) for name in (self.output, node.outputs[0]))
                     self.axes = axes_after(self.axes, before, after, self.product.spec.output_channels)
-                elif transposes(node, self.graph, self.output):
+                elif is_transpose(node, self.graph, self.output):
                     self.axes, self.is_transposed = axes_transposed(self.axes, node), True
                 else:
                     break

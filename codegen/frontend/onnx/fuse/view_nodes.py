@@ -21,7 +21,7 @@ class Axes:
     """Axis of the K output channels, counted from the end if negative; None without such an axis."""
 
 
-def passes(node: Node, graph: Graph, tensor: str) -> bool:
+def is_copy(node: Node, graph: Graph, tensor: str) -> bool:
     """Whether a node copies the tensor: Identity, or Dropout outside training. May raise UnsupportedError."""
     if node.input(0) != tensor:
         return False
@@ -30,7 +30,7 @@ def passes(node: Node, graph: Graph, tensor: str) -> bool:
     return node.operator in ("Identity", "Dropout")
 
 
-def reshapes(node: Node, graph: Graph, tensor: str) -> bool:
+def is_reshape(node: Node, graph: Graph, tensor: str) -> bool:
     """Whether a node only changes the tensor's shape; true for a Transpose that moves axes of one element only."""
     if node.input(0) != tensor:
         return False
@@ -44,7 +44,7 @@ def reshapes(node: Node, graph: Graph, tensor: str) -> bool:
     return moved == sorted(moved)
 
 
-def transposes(node: Node, graph: Graph, tensor: str) -> bool:
+def is_transpose(node: Node, graph: Graph, tensor: str) -> bool:
     """Whether a node is a Transpose of the tensor, whose rank is known."""
     return node.operator == "Transpose" and node.input(0) == tensor and graph.size(tensor) is not None
 
@@ -58,7 +58,7 @@ def axes_transposed(axes: Axes, node: Node) -> Axes:
 
 
 def axes_after(axes: Axes, before: Size | None, after: Size | None, channels: int) -> Axes:
-    """The axes after a reshape; the channel axis must keep its size and the number of elements behind it."""
+    """The axes after a reshape; the channel axis must keep its size and the number of elements after it."""
     if after is None:
         return Axes(None, None)
     unknown = Axes(len(after), None)

@@ -26,7 +26,7 @@ Inputs: TypeAlias = Mapping[str, Shape | None]
 
 @dataclass(frozen=True)
 class Images:
-    """How a model's inputs count the images of a batch."""
+    """The dimension of a model that counts the images of a batch: a symbol, or a fixed number."""
 
     name: str = ""
     """Symbol of the dimensions that are the number of images; empty where the file fixes the number."""

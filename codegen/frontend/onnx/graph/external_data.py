@@ -11,7 +11,7 @@ from codegen.errors import CheckpointError
 
 @dataclass(frozen=True)
 class ExternalData:
-    """A checked range of bytes in a file beside the model."""
+    """A checked range of bytes in an external data file."""
 
     path: Path
     offset: int
