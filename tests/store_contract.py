@@ -73,7 +73,7 @@ class StoreContract:
     @pytest.mark.parametrize("beginning", ["..", "/", "AB", "a" * 65, "*", "a\n"])
     def test_a_beginning_that_no_digest_has_is_refused(self, store: Store, beginning: str) -> None:
         for listed in (store.blobs, store.records):
-            with pytest.raises(ValueError, match="not the beginning of a name"):
+            with pytest.raises(ValueError, match="not a prefix of a name"):
                 list(listed(beginning))
 
     def test_what_was_put_is_listed_with_its_size_and_age(self, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""What is whole of a job that did not succeed: layers for architectures all of whose parts are there."""
+"""The complete part of a job that did not succeed: layers of which an architecture has all cubins."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from farm.jobs.model import JobDetail
 
 @dataclass(frozen=True)
 class MissingLayer:
-    """A layer that a bundle lacks, for these architectures."""
+    """A layer that a bundle lacks for some architectures."""
 
     name: str
     operator: str
     archs: tuple[str, ...]
     reason: str
-    """The first error of its cubins, or why they were not begun."""
+    """The first error of its cubins, or why they were not started."""
 
 
 def whole_part(detail: JobDetail) -> tuple[JobDetail, tuple[MissingLayer, ...]]:
-    """The job with what is whole of it only, and what is not, in the order of its layers.
+    """Splits a job into its complete builds and results, and the missing layers, in the order of the layers.
 
-    A layer counts for an architecture if it has a cubin for every part, with its launch.
+    A layer is complete for an architecture if it has a cubin for every part.
     """
     builds, results, missing = [], [], []
     for build in detail.builds:

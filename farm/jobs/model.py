@@ -1,4 +1,4 @@
-"""Job, Build, BuildResult and the states they pass through. Frozen values: this is what crosses a process."""
+"""Jobs, builds, results and their states, as frozen values that processes exchange."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from codegen.sass.qualification import Assembler, AssemblerChoice
 
 
 class Status(StrEnum):
-    """Where a job or a build stands."""
+    """The state of a job."""
 
     PENDING = "PENDING"
     RUNNING = "RUNNING"
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
-    """The input's fault: the same input fails again."""
+    """Ended by a fault of the input: the same input fails again."""
     CRASHED = "CRASHED"
-    """The infrastructure's fault."""
+    """Ended by a fault of the infrastructure."""
     CANCELLED = "CANCELLED"
 
     @property
     def final(self) -> bool:
-        """Whether nothing happens any more unless somebody asks for a retry."""
+        """Whether the job has ended; only a retry changes it."""
         return self not in (Status.PENDING, Status.RUNNING)
 
 
@@ -40,11 +40,11 @@ ALLOWED_MOVES: dict[Status, frozenset[Status]] = {
     Status.CRASHED: frozenset({Status.PENDING}),
     Status.CANCELLED: frozenset({Status.PENDING}),
 }
-"""From a state to the states it may move to; back to PENDING is a retry or a resumption."""
+"""Allowed moves between states. A move back to PENDING is a retry or a resumption."""
 
 
 class Outcome(StrEnum):
-    """How one cubin came to be."""
+    """The outcome for one cubin: a cache hit, built, or failed."""
 
     HIT = "hit"
     BUILT = "built"
@@ -53,22 +53,23 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What a person chose for a whole submission."""
+    """The build options of a submission."""
 
     archs: tuple[str, ...]
     batch: int = 64
     form: Form = "rolled"
     optimisation: int = 3
-    """ptxas -O level."""
+    """Level of ptxas -O."""
     strict: bool = False
+    """Whether a skipped layer is an error."""
     accumulate: Accumulator = "float32"
     """What float16 layers add up products in, beyond the first so many of a sum."""
     code_limit_bytes: int = 16_000_000
-    """Machine code of one layer; a larger one is skipped."""
+    """Limit of a layer's machine code; a larger layer is skipped."""
     tuning: bool = True
-    """Whether tuning records are asked for tilings."""
+    """Whether tilings come from tuning records where there are some."""
     assembler: AssemblerChoice = "auto"
-    """Who makes machine code."""
+    """What makes the machine code: ptxas, the direct assembler, value patches, or whichever qualifies."""
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
@@ -76,7 +77,7 @@ class BuildOptions:
         return BuildOptions(**{**value, "archs": tuple(value["archs"])})
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The options as plain JSON values."""
         return {
             "archs": list(self.archs),
             "batch": self.batch,
@@ -92,24 +93,24 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class TilingChoice:
-    """Where the tiling of a layer comes from, for one architecture."""
+    """The origin of a layer's tiling for one architecture."""
 
     arch: str
     gpu: str = ""
-    """Whose tuning record it is; empty: the cost model's choice."""
+    """The GPU of the tuning record; empty: the cost model chose."""
     note: str = ""
-    """Why a record was not used, in words."""
+    """Why a tuning record was not used, in words."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """One layer of a job; where architectures have different tilings, it for those with this one."""
+    """A layer of a job. If architectures have different tilings, there is a build for each tiling."""
 
     id: int
     """Id of its row in the ledger; 0 before it has one."""
     job: str
     position: int
-    """In the graph, from 0."""
+    """Position of the layer in the graph, from 0."""
     layer: str
     input: str
     output: str
@@ -119,48 +120,48 @@ class Build:
     """Digest of the blob with weights and bias."""
     nonzeros: int
     parts: tuple[Part, ...]
-    """In order; each is one cubin per architecture but for the next ones."""
+    """Parts in order. Each is one cubin per architecture, except for those in `whole`."""
     residual: str = ""
-    """Name of the tensor that is added to the output; empty without one."""
+    """Name of the tensor that is added to the output; empty if there is none."""
     rows: int | None = 1
-    """Rows per image of a Linear, None if the model does not say; 1 for other layers."""
+    """Rows per image of a linear layer, None if the model does not say; 1 for other layers."""
     folded: tuple[str, ...] = ()
-    """The nodes that are computed with this layer, as `BatchNormalization bn1`."""
+    """Nodes that are computed with this layer, such as `BatchNormalization bn1`."""
     choices: tuple[TilingChoice, ...] = ()
-    """One for each architecture it is for; empty: for all of the job's, by the cost model."""
+    """One for each architecture of the build; empty: all of the job's, chosen by the cost model."""
     whole: tuple[str, ...] = ()
-    """Architectures for which the layer is one cubin, whatever its parts: ptxas, which needs them, does not make it."""
+    """Architectures for which the layer is one cubin: it is assembled directly, and only ptxas needs parts."""
     gate: str = ""
-    """Name of the tensor that a gated layer's input is multiplied by; empty of others."""
+    """Name of the tensor that multiplies a gated layer's input; empty for other layers."""
 
     def archs(self, options: BuildOptions) -> tuple[str, ...]:
-        """Those of the job's that it is for."""
+        """The job's architectures that this build is for."""
         return tuple(choice.arch for choice in self.choices) or options.archs
 
     def parts_of(self, arch: str) -> tuple[Part, ...]:
-        """In order; each is one cubin for this architecture."""
+        """The parts for an architecture, in order; each is one cubin."""
         return (Part(self.parts[0].first, self.parts[-1].end),) if arch in self.whole else self.parts
 
     def cubin_name(self, arch: str, part: int) -> str:
-        """What people call one of its cubins: `conv1 sm_90`, or `conv1 sm_90 part 2 of 3`; parts count from 0."""
+        """Display name of a cubin: `conv1 sm_90` or `conv1 sm_90 part 2 of 3`. The argument `part` counts from 0."""
         count = len(self.parts_of(arch))
         several = f" part {part + 1} of {count}" if count > 1 else ""
         return f"{self.layer} {arch}{several}"
 
 
 def count_cubins(builds: Sequence[Build], options: BuildOptions) -> int:
-    """Number of cubins of a whole job: its layers' parts times architectures."""
+    """Number of cubins of a job: parts times architectures, over all builds."""
     return sum(len(build.parts_of(arch)) for build in builds for arch in build.archs(options))
 
 
 @dataclass(frozen=True)
 class BuildResult:
-    """One cubin of one build, or why there is none."""
+    """The result for one cubin of a build: the cubin, or the error."""
 
     build: int
     arch: str
     part: int
-    """Position in the build's parts, from 0."""
+    """Index of the part, from 0."""
     outcome: Outcome
     template_key: str
     cubin_key: str
@@ -174,84 +175,86 @@ class BuildResult:
     registers: int = 0
     spill_bytes: int = 0
     template_seconds: float = 0.0
-    """0 when the template was a hit."""
+    """Time of nvcc; 0 for a cache hit."""
     rewrite_seconds: float = 0.0
     ptxas_seconds: float = 0.0
     error: str = ""
     command: str = ""
-    """To run the failed tool again by hand."""
+    """Command that runs the failed tool again."""
     optimisation: int = 3
-    """ptxas -O level that it was built at: lower than the job's where ptxas took too long at that."""
+    """Level of ptxas -O; lower than the job's if ptxas timed out at that level."""
     assembler: Assembler = "ptxas"
-    """Who made the machine code."""
+    """What made the machine code."""
     fallback: str = ""
-    """Why ptxas did what was to be assembled directly, in words."""
+    """Why ptxas was used instead of the direct assembler, in words."""
     launch: Launch | None = None
-    """How to launch the cubin, from its record in the store; None without a cubin or in jobs older than that."""
+    """How to launch the cubin, from its record in the store; None without a cubin."""
     skeleton_seconds: float = 0.0
-    """Of ptxas; 0 when the template's skeleton was there, or not needed."""
+    """Time of ptxas for the skeleton; 0 if it was a cache hit or not needed."""
 
     @property
     def known_launch(self) -> Launch:
-        """Raises ValueError if nobody knows it."""
+        """The launch of a cubin that was built. Raises ValueError if there is no cubin."""
         if self.launch is None:
-            raise ValueError(f"nobody knows how the cubin {self.cubin} is launched")
+            raise ValueError(
+                f"the result for {self.arch} part {self.part} of build {self.build} has no cubin to launch"
+            )
         return self.launch
 
 
 @dataclass(frozen=True)
 class Job:
-    """One checkpoint for some architectures, as the ledger holds it."""
+    """A job, as the ledger records it: one checkpoint compiled for some architectures."""
 
     id: str
     submission: str
     submitter: str
     name: str
     model: str
-    """Path of the checkpoint as it was given."""
+    """Path of the checkpoint, as the user gave it."""
     model_digest: str
     options: BuildOptions
     status: Status
     reason: str
-    """Always words."""
+    """Why the job is in this state, in words; empty if there is nothing to say."""
     stage: str
-    """What runs now: template, assemble, or empty."""
+    """The current stage: template, assemble, or empty."""
     done: int
-    """Cubins that are there; not those that failed."""
+    """Number of cubins that exist; failed ones do not count."""
     total: int
-    """The layers' parts times architectures."""
+    """Number of cubins of the job: parts times architectures."""
     hits: int
     tries: int
     submitted_at: datetime
     started_at: datetime | None = None
-    """When the first of its cubins or templates was begun; a job that was claimed may wait for older ones."""
+    """Start of its first template or cubin; a claimed job may wait for older ones."""
     finished_at: datetime | None = None
     running: int = 0
     """Number of templates and cubins that a tool is working on now, for this job or for it first."""
     ends_at: datetime | None = None
-    """When it will end, as its coordinator predicts."""
+    """End of the job, as its coordinator predicts."""
     skipped: tuple[SkippedLayer, ...] = field(default=())
     fault: str = ""
-    """What ended it (requests.Fault); empty unless it failed or crashed."""
+    """The kind of fault that ended it (messages.Fault); empty unless it failed or crashed."""
     network: str | None = None
-    """Digest of the blob with what is left of the model beside its compiled layers; None: it was not kept."""
+    """Digest of the blob with the network around the compiled layers; None: it was not kept."""
 
     @property
     def claimed(self) -> bool:
-        """Whether it is RUNNING for the coordinator that has it, while nothing of it was found or begun."""
+        """Whether a coordinator has taken the job but not started it."""
         return self.status is Status.RUNNING and self.started_at is None
 
 
 @dataclass(frozen=True)
 class JobDetail:
-    """A job with all its layers, in graph order, and their cubins."""
+    """A job with its builds in graph order, and their results."""
 
     job: Job
     builds: tuple[Build, ...]
     results: tuple[BuildResult, ...]
 
     def results_of(self, build: Build) -> list[BuildResult]:
-        """In the order of the job's architectures, then of the parts; those still to come are absent."""
+        """The results of a build so far, ordered by the job's architectures, then by parts."""
         order = {arch: i for i, arch in enumerate(self.job.options.archs)}
         results = (each for each in self.results if each.build == build.id)
         return sorted(results, key=lambda each: (order[each.arch], each.part))
@@ -259,24 +262,24 @@ class JobDetail:
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job on its way into the ledger."""
+    """A job that is not in the ledger yet."""
 
     id: str
     name: str
     model: str
     model_digest: str
     request_digest: str
-    """Digest of namespace, name, model and options: an unfinished job with the same one stands in for a new one."""
+    """Digest of namespace, name, model, options and network; an unfinished job with the same digest is reused."""
     options: BuildOptions
     builds: tuple[Build, ...]
     skipped: tuple[SkippedLayer, ...] = field(default=())
     network: str | None = None
-    """Digest of the blob with what is left of the model beside its compiled layers; None: there is no model."""
+    """Digest of the blob with the network around the compiled layers; None: there is none."""
 
 
 @dataclass(frozen=True)
 class NewSubmission:
-    """One call: a group of jobs that go into the ledger together or not at all."""
+    """A group of jobs that enter the ledger together or not at all."""
 
     id: str
     submitter: str
@@ -285,7 +288,7 @@ class NewSubmission:
 
 @dataclass(frozen=True)
 class JobSet:
-    """Which jobs to cancel or to retry: those that are all of what is named; with nothing named, every job."""
+    """The jobs to cancel or to retry: those that fulfil all conditions; without conditions, all jobs."""
 
     ids: tuple[str, ...] | None = None
     submission: str | None = None
@@ -293,7 +296,7 @@ class JobSet:
 
 @dataclass(frozen=True)
 class Event:
-    """One line of a job's log."""
+    """A line of a job's log."""
 
     id: int
     at: datetime

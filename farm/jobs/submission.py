@@ -1,4 +1,4 @@
-"""A checkpoint becomes a job: its weights go to the store, each layer gets its tiling, the ledger gets the builds."""
+"""Makes jobs of checkpoints: stores the weights, chooses tilings, and prepares the builds for the ledger."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from farm.tuning.pools import pooled_where_faster
 IsDirect = Callable[[LayerSpec, Tiling, str], bool]
 """Whether a layer is assembled directly for an architecture."""
 PUTS_AT_ONCE = 8
-"""Weights on their way to the store while tilings are chosen: a disk or a bucket is waited for."""
+"""Weights written to the store concurrently while tilings are chosen, since a disk or a bucket is slow."""
 DENSE_BELOW = 0.5
-"""Sparsity under which the dense libraries are faster."""
+"""Sparsity below which dense kernels are faster."""
 DENSE_NAMED = 4
 """Dense layers named in a warning."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One call: a group of jobs."""
+    """A group of jobs submitted by one call."""
 
     id: str
     jobs: tuple[Job, ...]
-    """One for each checkpoint, in their order; a job that was unfinished already stands for itself."""
+    """One job for each checkpoint, in their order; it may be an earlier unfinished job with the same request."""
     warnings: tuple[str, ...] = ()
-    """What a person should know of the layers although they compile."""
+    """Warnings about layers that compile."""
 
 
 def new_id() -> str:
-    """Twelve hex digits, never given twice."""
+    """A new unique id of twelve hex digits."""
     return uuid.uuid4().hex[:12]
 
 
@@ -57,12 +57,11 @@ def new_job(
     book: TuningBook = NO_RECORDS,
     is_direct: IsDirect = lambda *_: False,
 ) -> NewJob:
-    """Stores the weights and what is left of the model, and gives the job for the ledger.
+    """Stores the weights and the network around the layers, and returns the job for the ledger.
 
-    Tilings come from the book's records, else from the cost model. `is_direct` says what is assembled without ptxas.
-    Without a store the weights are only named, for a job that is not to be run.
-    A layer that no tiling fits is skipped too. Raises UsageError if nothing is left, or anything is skipped with
-    `strict`.
+    Tilings come from the book's records, else from the cost model. `is_direct` tells which layers are assembled without
+    ptxas. Without a store only the weights' digests are computed, for a job that will not run. A layer that no tiling
+    fits is skipped. Raises UsageError if no layer is left, or with `strict` if any is skipped.
     """
     job_id = new_id()
     skipped = list(checkpoint.skipped)
@@ -74,7 +73,7 @@ def new_job(
         for layer in layers:
             key = (layer.spec, layer.weights, layer.likely_rows)
             try:
-                if key not in divided:  # layers may share their weights, hundreds of them
+                if key not in divided:  # hundreds of layers may share their weights
                     divided[key] = _divided(layer, options, store, pool, book, is_direct)
                 kept.append((layer, divided[key]))
             except TilingError as error:
@@ -112,15 +111,14 @@ def new_job(
 
 @dataclass(frozen=True)
 class _Division:
-    """What the layers that share their weights have in common."""
+    """Properties shared by layers with the same weights."""
 
     weights: Future[str]
-    """Their digest, once they are in the store."""
+    """The weights' digest, once they are in the store."""
     nonzeros: int
     tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
-    """For each tiling that the layer has on some architecture, mostly one for all: its parts, for which architectures
-    they are one, and why it was chosen.
-    """
+    """For each tiling, mostly one for all architectures: its parts, the architectures for which the layer is whole, and
+    the origins of the choice."""
 
 
 def _divided(
@@ -131,7 +129,7 @@ def _divided(
     book: TuningBook,
     is_direct: IsDirect,
 ) -> _Division:
-    """Chooses the tilings and lets the pool store the weights. Raises TilingError."""
+    """Chooses the tilings, and stores the weights in the pool. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_output
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
@@ -148,12 +146,12 @@ def _divided(
 
 
 def _stored(weights: Weights, store: Store | None) -> str:
-    """The digest of the weights, which are in the store then, if there is one."""
+    """Stores the weights, if there is a store, and returns their digest."""
     return weights.digest if store is None else store.put(weights.to_bytes())
 
 
 def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:
-    """One for each tiling."""
+    """The builds of a layer: one for each tiling."""
     return [
         Build(
             id=0,

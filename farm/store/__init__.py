@@ -1,4 +1,4 @@
-"""Stores: bytes under their digest, and action records."""
+"""Stores of blobs, under their digests, and of action records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.store.tiered import TieredStore
 
 
 def open_store(settings: Settings) -> Store:
-    """The configured store, S3 with this machine's cache in front; nothing is created before the first write."""
+    """Opens the configured store; S3 has this machine's cache in front. Nothing is created before the first write."""
     if settings.store_url.startswith("file://"):
         return DiskStore(Path(settings.store_url.removeprefix("file://")), read_only=settings.read_only)
     bucket, _, prefix = settings.store_url.removeprefix("s3://").partition("/")

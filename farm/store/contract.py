@@ -1,10 +1,10 @@
-"""What a store is: bytes under their own digest, and small records that say which bytes an action made.
+"""The contract of stores: blobs under their digests, and small records of which blobs an action made.
 
-Blobs are content-addressed and written once. Both kinds are asked with `get`, never with a test for existence:
-between such a test and the read the answer may change. `holds` is for one caller only, who reads nothing after it.
+Blobs are content-addressed and written once. Both kinds are read with `get`, not tested for existence first: between
+the test and the read the answer may change. `holds` is for one caller only, which reads nothing after it.
 
-What asks for a blob makes it young again: `get`, `put` of the same bytes, `holds`. Whoever collects garbage removes
-nothing that is younger than GRACE_SECONDS, and so nothing that a job has just found and will soon refer to.
+Reading a blob refreshes its age: `get`, `put` of the same bytes, `holds`. Garbage collection removes nothing younger
+than GRACE_SECONDS, and so nothing that a job has just found and will soon refer to.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ Record = Mapping[str, Any]
 """Plain JSON values."""
 
 GRACE_SECONDS = 86_400.0
-"""How long what was written or asked for is not garbage, even if nothing refers to it yet."""
+"""Time since its last use for which a blob or record is not garbage, even if nothing refers to it."""
 FRESH_SECONDS = 3_600.0
-"""A blob younger than this is not made younger when it is asked for: most often that saves a write."""
+"""Age below which reading a blob does not refresh it, which usually saves a write."""
 
 
 @dataclass(frozen=True)
 class StoredBlob:
-    """A blob in a list of them."""
+    """A blob in a listing."""
 
     digest: str
     size_bytes: int
     age_seconds: float
-    """Since it was written or, within FRESH_SECONDS, last asked for."""
+    """Time since it was written or last read, exact to FRESH_SECONDS."""
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """An action record in a list of them."""
+    """An action record in a listing."""
 
     stage: str
     key: str
     size_bytes: int
     age_seconds: float
-    """Since it was written."""
+    """Time since it was written."""
 
 
 def blob_digest(data: bytes) -> str:
-    """The name of a blob: SHA-256 in hex."""
+    """The digest of a blob, which is its name: SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -57,24 +57,24 @@ _STAGE = re.compile(r"[a-z]+")
 
 
 def check_name(stage: str, name: str) -> None:
-    """Refuses anything but a digest, so that no name leads out of a store's root. Raises ValueError."""
+    """Raises ValueError for anything but a digest, so that no name leads out of a store's root."""
     if not _DIGEST.fullmatch(name) or not _STAGE.fullmatch(stage):
         raise ValueError(f"not a name in a store: {stage}/{name}")
 
 
-def check_beginning(beginning: str) -> None:
-    """Refuses anything but the beginning of a digest. Raises ValueError."""
-    if not _BEGINNING.fullmatch(beginning):
-        raise ValueError(f"not the beginning of a name in a store: {beginning}")
+def check_prefix(prefix: str) -> None:
+    """Raises ValueError for anything but the prefix of a digest."""
+    if not _BEGINNING.fullmatch(prefix):
+        raise ValueError(f"not a prefix of a name in a store: {prefix}")
 
 
 def is_name(stage: str, name: str) -> bool:
-    """Whether something that lies in a store's place is the store's own."""
+    """Whether a file or an object in a store's place belongs to the store."""
     return bool(_DIGEST.fullmatch(name) and _STAGE.fullmatch(stage))
 
 
 def digests_in(value: Any) -> frozenset[str]:
-    """Whatever looks like a digest in a JSON value: rather too much is kept than too little."""
+    """Everything that looks like a digest in a JSON value, so that rather too much is kept than too little."""
     match value:
         case str():
             return frozenset(_MENTIONED.findall(value))
@@ -87,46 +87,47 @@ def digests_in(value: Any) -> frozenset[str]:
 
 
 class Store(Protocol):
-    """Raises StoreError where the place behind it cannot be used, StoreUnavailableError where waiting may help.
+    """A store of blobs and action records.
 
-    A blob that is missing or damaged is None: whoever asks makes it again, and `put` replaces what is damaged.
+    Raises StoreError if its place cannot be used, StoreUnavailableError if a retry may help. A missing or damaged blob
+    is None: the caller makes it again, and `put` replaces a damaged one.
     """
 
     def get(self, digest: str) -> bytes | None:
-        """The blob, checked against its digest."""
+        """The blob, checked against its digest; None if it is missing or damaged."""
 
     def put(self, data: bytes) -> str:
-        """Writes a blob once and gives its digest; replaces one that is damaged."""
+        """Writes a blob unless it exists undamaged, and returns its digest."""
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a blob, right or damaged: for a cache in front, which has the bytes already."""
+        """Whether the blob exists, damaged or not: for a cache in front, which has the bytes already."""
 
     def get_record(self, stage: str, key: str) -> Record | None:
-        """The action record of `key` at `stage` ("template", "cubin")."""
+        """The action record of `key` at `stage` ("template", "cubin"); None if it is missing or damaged."""
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
-        """Writes an action record; the last one wins."""
+        """Writes an action record; the last writer wins."""
 
-    def blobs(self, beginning: str = "") -> Iterator[StoredBlob]:
-        """Every blob whose digest begins so, right or damaged; nothing is read."""
+    def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
+        """All blobs whose digests have that prefix, damaged ones too; their bytes are not read."""
 
-    def records(self, beginning: str = "") -> Iterator[StoredRecord]:
-        """Every action record whose key begins so, of all stages."""
+    def records(self, prefix: str = "") -> Iterator[StoredRecord]:
+        """All action records, of all stages, whose keys have that prefix."""
 
     def is_damaged(self, digest: str) -> bool:
-        """Whether there is a blob with other bytes than its digest says; it grows no younger by this."""
+        """Whether the blob exists and its bytes do not match its digest; this does not refresh its age."""
 
     def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or asked for within that time; whether it did."""
+        """Removes a blob unless it was written or read within that time; returns whether it did."""
 
     def remove_damaged(self, digest: str) -> bool:
-        """Removes a blob if it is damaged, and not if somebody has repaired it by now; whether it did."""
+        """Removes a blob if it is still damaged; returns whether it did."""
 
     def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record, if it is there."""
+        """Removes an action record if it exists."""
 
     def remove_leftovers(self, unused_seconds: float) -> int:
-        """Removes what killed writers left half written, that long ago; how many bytes that were."""
+        """Removes unfinished files of killed writers that are older than that; returns their size in bytes."""
 
     def describe(self) -> str:
-        """Where it is, for people; without secrets."""
+        """The store's location, for messages; without secrets."""

@@ -17,25 +17,25 @@ from farm.store.contract import (
     StoredBlob,
     StoredRecord,
     blob_digest,
-    check_beginning,
     check_name,
+    check_prefix,
     is_name,
 )
 
 _NEW = ".new-"
 _GONE = ".gone-"
-"""Files that are being written, and that are being removed."""
+"""Prefixes of files that are being written, and of files that are being removed."""
 
 
 class DiskStore:
-    """Any number of processes may use the folder at once: files appear whole or not at all."""
+    """A store in a folder, for any number of concurrent processes: files appear whole or not at all."""
 
     def __init__(self, root: Path, *, read_only: bool = False) -> None:
         self._root = root
         self._read_only = read_only
 
     def get(self, digest: str) -> bytes | None:
-        """The blob; None where it is missing or damaged."""
+        """The blob, checked against its digest; None if it is missing or damaged."""
         path = self._blob(digest)
         data = self._read(path)
         if data is None or blob_digest(data) != digest:
@@ -43,20 +43,20 @@ class DiskStore:
         return data if self._refresh(path, data) else None
 
     def put(self, data: bytes) -> str:
-        """Writes a blob once and gives its digest; replaces one that is damaged."""
+        """Writes a blob unless it exists undamaged, and returns its digest."""
         digest = blob_digest(data)
-        # Reading it back costs less than it saves: a damaged blob is replaced, a good one is not written again.
+        # Reading first is worth it: a damaged blob is replaced, and an undamaged one is not written again.
         if self.get(digest) is None:
             self._write(self._blob(digest), data)
         return digest
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a blob, right or damaged."""
+        """Whether the blob exists, damaged or not."""
         path = self._blob(digest)
         return path.exists() and self._refresh(path, None)
 
     def get_record(self, stage: str, key: str) -> Record | None:
-        """The action record; None where it is missing or damaged."""
+        """The action record; None if it is missing or damaged."""
         data = self._read(self._record(stage, key))
         try:
             record = None if data is None else json.loads(data)
@@ -65,45 +65,45 @@ class DiskStore:
         return record if isinstance(record, dict) else None
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
-        """Writes an action record; the last one wins."""
+        """Writes an action record; the last writer wins."""
         self._write(self._record(stage, key), json.dumps(record, sort_keys=True).encode())
 
-    def blobs(self, beginning: str = "") -> Iterator[StoredBlob]:
-        """Every blob whose digest begins so, right or damaged."""
-        check_beginning(beginning)
+    def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
+        """All blobs whose digests have that prefix, damaged ones too."""
+        check_prefix(prefix)
         now = time.time()
-        for path, size_bytes, modified in self._files(self._root / "v1" / "cas", beginning):
+        for path, size_bytes, modified in self._files(self._root / "v1" / "cas", prefix):
             if is_name("blob", path.name):
                 yield StoredBlob(path.name, size_bytes, now - modified)
 
-    def records(self, beginning: str = "") -> Iterator[StoredRecord]:
-        """Every action record whose key begins so, of all stages."""
-        check_beginning(beginning)
+    def records(self, prefix: str = "") -> Iterator[StoredRecord]:
+        """All action records, of all stages, whose keys have that prefix."""
+        check_prefix(prefix)
         now = time.time()
         for stage in _entries(self._root / "v1" / "ac"):
-            for path, size_bytes, modified in self._files(stage, beginning):
+            for path, size_bytes, modified in self._files(stage, prefix):
                 if path.suffix == ".json" and is_name(stage.name, path.stem):
                     yield StoredRecord(stage.name, path.stem, size_bytes, now - modified)
 
     def is_damaged(self, digest: str) -> bool:
-        """Whether there is a blob with other bytes than its digest says."""
+        """Whether the blob exists and its bytes do not match its digest."""
         data = self._read(self._blob(digest))
         return data is not None and blob_digest(data) != digest
 
     def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or asked for within that time; whether it did."""
+        """Removes a blob unless it was written or read within that time; returns whether it did."""
         return self._remove(self._blob(digest), lambda path: _age_seconds(path) >= unused_seconds)
 
     def remove_damaged(self, digest: str) -> bool:
-        """Removes a blob if it is damaged; whether it did."""
+        """Removes a blob if it is damaged; returns whether it did."""
         return self._remove(self._blob(digest), lambda path: blob_digest(path.read_bytes()) != digest)
 
     def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record, if it is there."""
+        """Removes an action record if it exists."""
         self._remove(self._record(stage, key), lambda _: True)
 
     def remove_leftovers(self, unused_seconds: float) -> int:
-        """Removes what killed writers left half written, that long ago; how many bytes that were."""
+        """Removes unfinished files of killed writers that are older than that; returns their size in bytes."""
         freed_bytes = 0
         for folder in (self._root / "v1" / "cas", *_entries(self._root / "v1" / "ac")):
             for path, size_bytes, _ in self._files(folder, ""):
@@ -114,7 +114,7 @@ class DiskStore:
         return freed_bytes
 
     def describe(self) -> str:
-        """Where it is, for people."""
+        """The store's location, for messages."""
         return f"folder {self._root}"
 
     def _blob(self, digest: str) -> Path:
@@ -125,15 +125,15 @@ class DiskStore:
         check_name(stage, key)
         return self._root / "v1" / "ac" / stage / key[:2] / f"{key}.json"
 
-    def _files(self, folder: Path, beginning: str) -> Iterator[tuple[Path, int, float]]:
-        """The files two levels down whose names begin so: path, bytes, time of the last change."""
+    def _files(self, folder: Path, prefix: str) -> Iterator[tuple[Path, int, float]]:
+        """The files two levels down whose names have that prefix: path, size, time of the last change."""
         try:
             for part in _entries(folder):
-                if part.name.startswith(beginning[:2]):
+                if part.name.startswith(prefix[:2]):
                     for path in _entries(part):
                         with suppress(FileNotFoundError):  # another process removed it
                             status = path.stat()
-                            if path.name.startswith(beginning):
+                            if path.name.startswith(prefix):
                                 yield path, status.st_size, status.st_mtime
         except OSError as error:
             raise self._unreadable(folder, error) from None
@@ -150,7 +150,7 @@ class DiskStore:
         return StoreError(f"the store cannot read {path} ({error.strerror}): name a folder of yours in FARM_STORE")
 
     def _refresh(self, path: Path, data: bytes | None) -> bool:
-        """Makes a blob young again; False if it is being removed at this moment."""
+        """Refreshes a blob's age; False if it is being removed at this moment."""
         if self._read_only:
             return True
         try:
@@ -159,7 +159,7 @@ class DiskStore:
         except FileNotFoundError:
             return False
         except PermissionError:
-            # A file of somebody else in a shared store: one of ours takes its place, if it can.
+            # Another user's file in a shared store: replaced by one of ours if possible.
             if data is not None:
                 with suppress(StoreError):
                     self._write(path, data)
@@ -168,10 +168,10 @@ class DiskStore:
         return True
 
     def _remove(self, path: Path, may_go: Callable[[Path], bool]) -> bool:
-        """Removes a file that may go; whether it did.
+        """Removes a file if `may_go` allows it; returns whether it did.
 
-        It is set aside first and looked at again there. Who asks for it meanwhile does not find it, and makes it
-        anew; who asked before has made it young.
+        The file is renamed first and tested again. A process that reads it meanwhile finds nothing and makes it again;
+        one that read it before has refreshed its age.
         """
         if self._read_only:
             raise StoreError(f"the store {self._root} is read-only here: unset FARM_READ_ONLY to remove something")
@@ -195,7 +195,7 @@ class DiskStore:
     def _write(self, path: Path, data: bytes) -> None:
         if self._read_only:
             raise StoreError(f"the store {self._root} is read-only here: unset FARM_READ_ONLY to build something")
-        # Not a file of `tempfile`: only its owner could read that, and a store may be shared.
+        # `tempfile` would make a file that only its owner can read, but a store may be shared.
         temporary = path.with_name(f"{_NEW}{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,12 +209,12 @@ class DiskStore:
                 f"the store cannot write {path} ({error.strerror}): make room or name another folder in FARM_STORE"
             ) from None
         finally:
-            with suppress(OSError):  # it is there only if something went wrong
+            with suppress(OSError):  # it exists only after a failure
                 temporary.unlink()
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What a folder holds, by name; nothing where there is none."""
+    """The entries of a folder by name; none if it does not exist."""
     try:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

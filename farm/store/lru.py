@@ -1,4 +1,4 @@
-"""A disk store that forgets: blobs of another store, as many as fit."""
+"""A size-limited LRU disk cache in front of another store."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from farm.store.contract import blob_digest
 from farm.store.disk import DiskStore
 
 _SLACK = 20
-"""A process looks through the folder after it has written this part of the limit, and leaves so much room."""
+"""A process trims the folder after writing 1/20 of the limit, down to 1/20 below the limit."""
 
 
 @dataclass(frozen=True, order=True)
 class _CachedFile:
     used: int
-    """When it was last read or written, in ns."""
+    """Time of its last read or write, in ns."""
     path: Path
     size: int
 
 
 class CacheFolder(DiskStore):
-    """Removes what was not used for longest. Any number of processes may use the folder at once.
+    """A disk store that removes the least recently used files. Any number of processes may use the folder at once.
 
-    Each process looks only after what it wrote itself: for a while the folder may be above its limit by a twentieth
-    for each of them.
+    Each process counts only what it writes itself, so the folder may exceed its limit by a twentieth for each of them.
     """
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
@@ -34,18 +33,18 @@ class CacheFolder(DiskStore):
         self._folder = root
         self._limit = limit_bytes
         self._written: int | None = None
-        """Since this process last looked; None: it has not yet."""
+        """Bytes that this process wrote since it last trimmed the folder; None: it has not trimmed it yet."""
 
     def get(self, digest: str) -> bytes | None:
-        """The blob; None where it is missing or damaged."""
+        """The blob, checked against its digest; None if it is missing or damaged."""
         data = super().get(digest)
         if data is not None:
-            with suppress(OSError):  # removed by another process, or not ours to touch
+            with suppress(OSError):  # removed by another process, or another user's file
                 os.utime(self._blob(digest))
         return data
 
     def put(self, data: bytes) -> str:
-        """Keeps a blob for a while, if it fits at all, and gives its digest."""
+        """Caches a blob if it fits within the limit, and returns its digest."""
         if len(data) > self._limit:
             return blob_digest(data)
         digest = super().put(data)
@@ -57,7 +56,7 @@ class CacheFolder(DiskStore):
         return digest
 
     def _trim(self) -> None:
-        """Removes files until the rest fits; what a killed process left half written goes the same way."""
+        """Removes the least recently used files, unfinished ones of killed processes too, until the rest fits."""
         files = sorted(self._cached())
         size = sum(file.size for file in files)
         if size <= self._limit:

@@ -1,4 +1,4 @@
-"""A store in an S3 bucket, with the same names below its prefix as a folder has. The only importer of boto3."""
+"""A store in an S3 bucket, with the names of the disk store below its prefix. The only importer of boto3."""
 
 from __future__ import annotations
 
@@ -12,30 +12,39 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from farm.errors import StoreDeniedError, StoreError, StoreUnavailableError
+from farm.errors import NoBucketError, StoreDeniedError, StoreError, StoreUnavailableError
 from farm.store.contract import (
     FRESH_SECONDS,
     Record,
     StoredBlob,
     StoredRecord,
     blob_digest,
-    check_beginning,
     check_name,
+    check_prefix,
     is_name,
 )
-from farm.store.refusal import WrittenByOthersError, refusal, status_of
 
 PART_BYTES = 16 * 2**20
-"""Larger blobs are written in parts of this size (S3 takes 5 MiB to 5 GiB, and 10,000 parts)."""
+"""Part size of multi-part uploads, for larger blobs (S3 allows 5 MiB to 5 GiB, and 10,000 parts)."""
 PARTS_AT_ONCE = 4
-"""One connection to S3 carries 50 to 100 MB/s."""
+"""Parts uploaded concurrently: one connection to S3 carries 50 to 100 MB/s."""
 ATTEMPTS = 9
-"""Attempts per request: boto3's standard mode waits at random between them, up to 0.05, 0.1, 0.2 ... 6.4 s; up to 1, 2,
-4 ... 20 s if the server says that it is busy."""
+"""Attempts per request. Between them boto3's standard mode waits a random time of up to 0.05, 0.1, 0.2 ... 6.4 s, or of
+up to 1, 2, 4 ... 20 s if the server is busy."""
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 BODY_ATTEMPTS = 3
-"""boto3 repeats a request, but not the reading of its answer when the connection breaks in the middle."""
+"""Attempts to read an answer: boto3 repeats requests, but not the reading of a body whose connection breaks."""
+
+
+_DENIED = {"AccessDenied", "ExpiredToken", "InvalidToken", "RequestTimeTooSkewed", "TokenRefreshRequired"}
+_BUSY = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
+_WRITTEN_BY_OTHERS = {"PreconditionFailed", "ConditionalRequestConflict", "NoSuchUpload"}
+"""NoSuchUpload: boto3 repeated the completion of an upload, since the first answer was lost."""
+
+
+class _WrittenByOthersError(StoreUnavailableError):
+    """Another writer has written the object, or is writing it."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +54,9 @@ class _Object:
 
 
 class S3Store:
-    """Any number of processes and machines may use the bucket at once: a blob has one writer, the others lose.
+    """A store in an S3 bucket, for any number of concurrent machines: of several writers of a blob one wins.
 
-    Credentials come from boto3's own chain. May be used by several threads.
+    Credentials come from boto3's own chain. Threads may share it.
     """
 
     def __init__(
@@ -72,7 +81,7 @@ class S3Store:
         self._opening = threading.Lock()
 
     def get(self, digest: str) -> bytes | None:
-        """The blob; None where it is missing or damaged."""
+        """The blob, checked against its digest; None if it is missing or damaged."""
         key = self._blob(digest)
         found = self._read(key)
         if found is None or blob_digest(found.data) != digest:
@@ -80,22 +89,22 @@ class S3Store:
         return found.data if self._refresh(key, found.modified) else None
 
     def put(self, data: bytes) -> str:
-        """Writes a blob once and gives its digest; replaces one that is damaged."""
+        """Writes a blob unless it exists undamaged, and returns its digest."""
         digest = blob_digest(data)
-        # Who loses to another writer looks at what that one wrote. A blob that is there and still not to be had is
-        # damaged: it is replaced, and whoever else replaces it writes the same bytes.
+        # If another writer wins, its blob is checked. A blob that exists but cannot be read is damaged, and replaced;
+        # others that replace it write the same bytes.
         if self.get(digest) is None and not self._write_new(self._blob(digest), data) and self.get(digest) is None:
             self._write(self._blob(digest), data)
         return digest
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a blob, right or damaged."""
+        """Whether the blob exists, damaged or not."""
         key = self._blob(digest)
         found = self._head(key)
         return found is not None and self._refresh(key, found.get("LastModified"))
 
     def get_record(self, stage: str, key: str) -> Record | None:
-        """The action record; None where it is missing or damaged."""
+        """The action record; None if it is missing or damaged."""
         found = self._read(self._record(stage, key))
         try:
             record = None if found is None else json.loads(found.data)
@@ -104,33 +113,33 @@ class S3Store:
         return record if isinstance(record, dict) else None
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
-        """Writes an action record; the last one wins."""
+        """Writes an action record; the last writer wins."""
         self._write(self._record(stage, key), json.dumps(record, sort_keys=True).encode())
 
-    def blobs(self, beginning: str = "") -> Iterator[StoredBlob]:
-        """Every blob whose digest begins so, right or damaged."""
-        check_beginning(beginning)
-        for name, size_bytes, modified in self._list("v1/cas/", _below(beginning)):
+    def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
+        """All blobs whose digests have that prefix, damaged ones too."""
+        check_prefix(prefix)
+        for name, size_bytes, modified in self._list("v1/cas/", _below(prefix)):
             digest = name.rpartition("/")[2]
             if is_name("blob", digest) and name == self._blob(digest):
                 yield StoredBlob(digest, size_bytes, _age_seconds(modified))
 
-    def records(self, beginning: str = "") -> Iterator[StoredRecord]:
-        """Every action record whose key begins so, of all stages."""
-        check_beginning(beginning)
+    def records(self, prefix: str = "") -> Iterator[StoredRecord]:
+        """All action records, of all stages, whose keys have that prefix."""
+        check_prefix(prefix)
         for stage in self._stages():
-            for name, size_bytes, modified in self._list(f"v1/ac/{stage}/", _below(beginning)):
+            for name, size_bytes, modified in self._list(f"v1/ac/{stage}/", _below(prefix)):
                 key = name.rpartition("/")[2].removesuffix(".json")
                 if is_name(stage, key) and name == self._record(stage, key):
                     yield StoredRecord(stage, key, size_bytes, _age_seconds(modified))
 
     def is_damaged(self, digest: str) -> bool:
-        """Whether there is a blob with other bytes than its digest says."""
+        """Whether the blob exists and its bytes do not match its digest."""
         found = self._read(self._blob(digest))
         return found is not None and blob_digest(found.data) != digest
 
     def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or asked for within that time; whether it did."""
+        """Removes a blob unless it was written or read within that time; returns whether it did."""
         self._check_removal()
         key = self._blob(digest)
         found = self._head(key)
@@ -140,7 +149,7 @@ class S3Store:
         return True
 
     def remove_damaged(self, digest: str) -> bool:
-        """Removes a blob if it is damaged; whether it did."""
+        """Removes a blob if it is damaged; returns whether it did."""
         self._check_removal()
         if not self.is_damaged(digest):
             return False
@@ -148,17 +157,17 @@ class S3Store:
         return True
 
     def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record, if it is there."""
+        """Removes an action record if it exists."""
         self._check_removal()
         self._delete(self._record(stage, key))
 
     def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - Store has it
-        """Nothing: unfinished uploads are left to the bucket's rule for them."""
+        """Removes nothing: the bucket's lifecycle rule removes unfinished uploads."""
         self._check_removal()
         return 0
 
     def describe(self) -> str:
-        """Where it is, for people."""
+        """The store's location, for messages."""
         place = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         return f"{place} at {self._endpoint}" if self._endpoint else place
 
@@ -170,11 +179,11 @@ class S3Store:
         check_name(stage, key)
         return f"{self._prefix}v1/ac/{stage}/{key[:2]}/{key}.json"
 
-    def _list(self, folder: str, beginning: str) -> Iterator[tuple[str, int, datetime]]:
-        """Name, bytes and last change of every object there."""
+    def _list(self, folder: str, prefix: str) -> Iterator[tuple[str, int, datetime]]:
+        """Name, size and last change of the objects in a folder whose names have that prefix."""
         with self._errors("read"):
             pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}{beginning}"):
+            for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._prefix}{folder}{prefix}"):
                 for each in page.get("Contents", []):
                     yield each["Key"], each["Size"], each["LastModified"]
 
@@ -187,26 +196,26 @@ class S3Store:
         return [prefix.removeprefix(folder).rstrip("/") for prefix in prefixes]
 
     def _head(self, key: str) -> Any:
-        """What S3 says of an object; None where there is none."""
+        """The metadata of an object; None if it does not exist."""
         with self._errors("read"):
             try:
                 return self._client.head_object(Bucket=self._bucket, Key=key)
             except self._client.exceptions.ClientError as error:
-                if status_of(error) == 404:
+                if _status_of(error) == 404:
                     return None
                 raise
 
     def _refresh(self, key: str, modified: datetime | None) -> bool:
-        """Makes a blob young again, by a copy within the server; False if it is no longer there."""
+        """Refreshes a blob's age by a copy within the server; False if it no longer exists."""
         if self._read_only or modified is None or _age_seconds(modified) <= FRESH_SECONDS:
             return True
         source = {"Bucket": self._bucket, "Key": key}
-        # Who may not write has no job for which anything must be kept.
+        # A reader without the right to write has no job for which a blob must be kept.
         with suppress(StoreDeniedError), self._errors("written"):
             try:
                 self._client.copy_object(**source, CopySource=source, MetadataDirective="REPLACE")
             except self._client.exceptions.ClientError as error:
-                if status_of(error) == 404:
+                if _status_of(error) == 404:
                     return False
                 raise
         return True
@@ -229,7 +238,7 @@ class S3Store:
                 except self._client.exceptions.NoSuchKey:
                     return None
                 try:
-                    # Not `with answer["Body"] as body`: that body would be urllib3's, with errors of its own.
+                    # `with answer["Body"] as body` would give urllib3's body, which raises other errors.
                     with closing(answer["Body"]) as body:
                         return _Object(bytes(body.read()), answer.get("LastModified"))
                 except (HTTPClientError, IncompleteReadError):
@@ -238,10 +247,10 @@ class S3Store:
         return None
 
     def _write_new(self, key: str, data: bytes) -> bool:
-        """False if there is something under this key."""
+        """Writes an object unless the key exists; returns whether it did."""
         try:
             self._write(key, data, IfNoneMatch="*")
-        except WrittenByOthersError:
+        except _WrittenByOthersError:
             return False
         return True
 
@@ -255,7 +264,7 @@ class S3Store:
                 self._write_parts(key, data, **conditions)
 
     def _write_parts(self, key: str, data: bytes, **conditions: str) -> None:
-        """Nothing can be read under the key before the last part is there."""
+        """Writes an object in parts. It becomes visible when the upload is complete."""
         client, where = self._client, {"Bucket": self._bucket, "Key": key}
         upload = client.create_multipart_upload(**where)["UploadId"]
 
@@ -265,19 +274,19 @@ class S3Store:
             return {"PartNumber": number, "ETag": made["ETag"]}
 
         try:
-            # The pool ends before the upload does: a part that arrived after an abort would stay.
+            # The pool ends before an abort: a part that arrives after it would stay.
             with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
                 parts = list(pool.map(send, range(1, -(-len(data) // self._part_bytes) + 1)))
             client.complete_multipart_upload(**where, UploadId=upload, MultipartUpload={"Parts": parts}, **conditions)
         except BaseException:
-            # What cannot be removed now is left to the bucket's rule for unfinished uploads.
+            # If this fails, the bucket's lifecycle rule removes the unfinished upload.
             with suppress(Exception):
                 client.abort_multipart_upload(**where, UploadId=upload)
             raise
 
     @property
     def _client(self) -> Any:
-        with self._opening:  # boto3's clients may be shared by threads, but must not be made by several at once
+        with self._opening:  # threads may share a boto3 client, but must not make clients concurrently
             if self._opened is None:
                 self._opened = self._open()
         return self._opened
@@ -286,8 +295,8 @@ class S3Store:
         import boto3
         from botocore.config import Config
 
-        # Servers other than Amazon's know a bucket as part of the path, and not all of them boto3's checksums: blobs
-        # have digests of their own.
+        # Servers other than Amazon's take the bucket in the path, and not all of them know boto3's checksums, which are
+        # not needed: blobs have digests.
         config = Config(
             retries={"mode": "standard", "total_max_attempts": self._attempts},
             connect_timeout=CONNECT_SECONDS,
@@ -301,14 +310,14 @@ class S3Store:
 
     @contextmanager
     def _errors(self, done: str) -> Iterator[None]:
-        """What boto3 raises, in our words: its own may hold the name of a key."""
+        """Translates errors of boto3, whose own messages may contain the name of an access key."""
         from botocore import exceptions as boto
 
         place = self.describe()
         try:
             yield
         except boto.ClientError as error:
-            raise refusal(error, place, done) from None
+            raise _refusal(error, place, done) from None
         except (
             boto.NoCredentialsError,
             boto.PartialCredentialsError,
@@ -318,13 +327,13 @@ class S3Store:
             boto.SSOError,
         ) as error:
             raise StoreDeniedError(
-                f"the store {place} cannot be {done}, boto3 finds no credentials ({type(error).__name__}): "
-                "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+                f"the store {place} cannot be {done}: boto3 finds no credentials ({type(error).__name__}). "
+                "Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             ) from None
         except boto.SSLError:
             raise StoreError(
-                f"the store {place} cannot be {done}, TLS with it fails: name its certificate's authority in "
-                "AWS_CA_BUNDLE, or correct FARM_S3_ENDPOINT"
+                f"the store {place} cannot be {done}: TLS fails. Name its certificate authority in AWS_CA_BUNDLE, "
+                "or correct FARM_S3_ENDPOINT"
             ) from None
         except (boto.ConnectionError, boto.HTTPClientError, boto.IncompleteReadError) as error:
             raise StoreUnavailableError(
@@ -338,11 +347,39 @@ class S3Store:
             ) from None
 
 
-def _below(beginning: str) -> str:
-    """What the names of all objects begin with whose digest or key begins so."""
-    return f"{beginning[:2]}/{beginning}" if len(beginning) >= 2 else beginning
+def _below(prefix: str) -> str:
+    """The prefix of the object names whose digests or keys have that prefix."""
+    return f"{prefix[:2]}/{prefix}" if len(prefix) >= 2 else prefix
 
 
 def _age_seconds(modified: datetime) -> float:
-    """S3 refuses whose clock differs from its own by more than 15 minutes."""
+    """The age by this machine's clock; S3 refuses clients whose clock differs by more than 15 minutes."""
     return time.time() - modified.timestamp()
+
+
+def _refusal(error: Any, place: str, done: str) -> StoreError:
+    """The error for a botocore ClientError. `done` is the attempted access: read or written."""
+    code, status = str(error.response.get("Error", {}).get("Code")), _status_of(error)
+    if code in _WRITTEN_BY_OTHERS:
+        return _WrittenByOthersError(f"the store {place} is being written by another process: try again")
+    if code == "NoSuchBucket":
+        bucket = place.removeprefix("s3://").partition("/")[0].partition(" ")[0]
+        return NoBucketError(
+            f"the store {place} cannot be {done}: bucket {bucket} does not exist. "
+            "Create it, or name another in FARM_STORE"
+        )
+    if status in (401, 403) or code in _DENIED:
+        return StoreDeniedError(
+            f"the store {place} may not be {done} ({code}): check the credentials that boto3 finds, their rights "
+            "s3:GetObject, s3:PutObject and s3:ListBucket (s3:DeleteObject to remove), and this machine's clock"
+        )
+    if status >= 500 or status == 429 or code in _BUSY:
+        return StoreUnavailableError(f"the store {place} cannot be {done} now ({code}): try again later")
+    return StoreError(
+        f"the store {place} cannot be {done} ({code}): correct FARM_STORE, FARM_S3_ENDPOINT, FARM_S3_REGION"
+    )
+
+
+def _status_of(error: Any) -> int:
+    """The HTTP status of a botocore ClientError."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))

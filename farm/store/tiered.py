@@ -1,4 +1,4 @@
-"""A store with another, faster one in front."""
+"""A store with a faster one in front."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from farm.store.contract import Record, Store, StoredBlob, StoredRecord
 
 
 class TieredStore:
-    """What is near is a copy: only what lies in the far store counts as stored.
+    """A far store with a near one in front, which holds copies: only the far store's contents count as stored.
 
-    Records are always asked of the far store, since they may change. What goes wrong in the near store is no error:
-    it costs a read from the far one.
+    Records are always read from the far store, since they may change. A failure of the near store is not an error; it
+    costs a read from the far one.
     """
 
     def __init__(self, near: Store, far: Store, *, read_only: bool = False) -> None:
@@ -22,9 +22,9 @@ class TieredStore:
         self._read_only = read_only
 
     def get(self, digest: str) -> bytes | None:
-        """The blob, from the near store if that has it.
+        """The blob, from the near store if possible.
 
-        A blob that only the near store still has is put back into the far one: other machines would not find it.
+        A blob that only the near store still has is put back into the far one, so that other machines find it.
         """
         data = None
         with suppress(StoreError):
@@ -34,43 +34,43 @@ class TieredStore:
             if data is not None:
                 self._keep(data)
         elif not self._read_only:
-            with suppress(StoreUnavailableError):  # right bytes are right, also while nobody else can be asked
+            with suppress(StoreUnavailableError):  # an undamaged copy is valid even while the far store is unreachable
                 if not self._far.holds(digest):
                     self._far.put(data)
         return data
 
     def put(self, data: bytes) -> str:
-        """Writes a blob once and gives its digest; replaces one that is damaged."""
+        """Writes a blob unless it exists undamaged, and returns its digest."""
         digest = self._far.put(data)
         self._keep(data)
         return digest
 
     def holds(self, digest: str) -> bool:
-        """Whether the far store has a blob, right or damaged."""
+        """Whether the far store has the blob, damaged or not."""
         return self._far.holds(digest)
 
     def get_record(self, stage: str, key: str) -> Record | None:
-        """The action record; None where it is missing or damaged."""
+        """The action record; None if it is missing or damaged."""
         return self._far.get_record(stage, key)
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
-        """Writes an action record; the last one wins."""
+        """Writes an action record; the last writer wins."""
         self._far.put_record(stage, key, record)
 
-    def blobs(self, beginning: str = "") -> Iterator[StoredBlob]:
+    def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
         """Every blob of the far store whose digest begins so."""
-        return self._far.blobs(beginning)
+        return self._far.blobs(prefix)
 
-    def records(self, beginning: str = "") -> Iterator[StoredRecord]:
-        """Every action record whose key begins so, of all stages."""
-        return self._far.records(beginning)
+    def records(self, prefix: str = "") -> Iterator[StoredRecord]:
+        """All action records, of all stages, whose keys have that prefix."""
+        return self._far.records(prefix)
 
     def is_damaged(self, digest: str) -> bool:
-        """Whether the far store's blob is: a damaged copy is replaced when it is read."""
+        """Whether the far store's blob is damaged. A damaged copy in the near store is replaced when it is read."""
         return self._far.is_damaged(digest)
 
     def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or asked for within that time; the copy on this machine too."""
+        """Removes a blob, and its copy here, unless it was written or read within that time; returns whether it did."""
         removed = self._far.remove_blob(digest, unused_seconds)
         if removed:
             with suppress(StoreError):
@@ -78,19 +78,19 @@ class TieredStore:
         return removed
 
     def remove_damaged(self, digest: str) -> bool:
-        """Removes the far store's blob if it is damaged; whether it did."""
+        """Removes the far store's blob if it is damaged; returns whether it did."""
         return self._far.remove_damaged(digest)
 
     def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record, if it is there."""
+        """Removes an action record if it exists."""
         self._far.remove_record(stage, key)
 
     def remove_leftovers(self, unused_seconds: float) -> int:
-        """Removes what killed writers left in the far store; the near one forgets by itself."""
+        """Removes unfinished files of the far store; the near one trims itself."""
         return self._far.remove_leftovers(unused_seconds)
 
     def describe(self) -> str:
-        """Where it is, for people."""
+        """The store's location, for messages."""
         return f"{self._far.describe()}, cached in {self._near.describe()}"
 
     def _keep(self, data: bytes) -> None:

@@ -210,7 +210,7 @@ def test_what_is_there_is_not_sent_again(ceph: Ceph, bucket: str, behind: Any) -
 
 def test_a_bucket_that_is_not_there_is_an_error_in_words(ceph: Ceph, bucket: str) -> None:
     store = S3Store(f"{bucket}-not", endpoint=ceph.endpoint)
-    message = f"there is no bucket {bucket}-not: create it, or name another in FARM_STORE"
+    message = f"bucket {bucket}-not does not exist. Create it, or name another in FARM_STORE"
     for call in (lambda: store.get(KEY), lambda: store.put(b"x"), lambda: store.put_record("cubin", KEY, {})):
         with pytest.raises(NoBucketError, match=message):
             call()

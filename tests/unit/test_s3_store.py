@@ -125,7 +125,7 @@ def test_an_upload_whose_completion_was_answered_into_the_void_is_a_success() ->
 @pytest.mark.parametrize(
     ("status", "code", "kind", "message"),
     [
-        ("404 Not Found", "NoSuchBucket", NoBucketError, "there is no bucket bucket: create it"),
+        ("404 Not Found", "NoSuchBucket", NoBucketError, "bucket bucket does not exist"),
         ("403 Forbidden", "AccessDenied", StoreDeniedError, r"may not be read \(AccessDenied\): check the credentials"),
         ("400 Bad Request", "ExpiredToken", StoreDeniedError, r"\(ExpiredToken\)"),
         (
@@ -152,7 +152,7 @@ def test_nobody_listening_is_unavailable_and_names_the_setting() -> None:
 
 
 def test_a_server_without_tls_under_an_address_with_tls_is_an_error_in_words() -> None:
-    with server(FOUND, FOUND) as (endpoint, _), pytest.raises(StoreError, match="TLS with it fails") as caught:
+    with server(FOUND, FOUND) as (endpoint, _), pytest.raises(StoreError, match="TLS fails") as caught:
         S3Store("bucket", endpoint=endpoint.replace("http", "https"), attempts=1).get(DIGEST)
     assert not isinstance(caught.value, StoreUnavailableError)
 
@@ -160,7 +160,7 @@ def test_a_server_without_tls_under_an_address_with_tls_is_an_error_in_words() -
 def test_no_credentials_at_all_are_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with server() as (endpoint, _):
-        with pytest.raises(StoreDeniedError, match=r"boto3 finds no credentials .*: set AWS_PROFILE"):
+        with pytest.raises(StoreDeniedError, match=r"boto3 finds no credentials .* Set AWS_PROFILE"):
             S3Store("bucket", endpoint=endpoint).get(DIGEST)
         monkeypatch.setenv("AWS_PROFILE", "nobody")
         with pytest.raises(StoreDeniedError, match="ProfileNotFound"):
