@@ -1,4 +1,4 @@
-"""A GPU: loads a cubin, launches it, gives the output back. The only importer of PyCUDA."""
+"""A GPU through PyCUDA: loads cubins, launches them, times launches, copies data. The only importer of PyCUDA."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from farm.cuda.module import GIVEN_SHARED_BYTES, CodeRange
 from farm.extras import way_out
 
 _POISON = 0xFF
-"""A NaN of such bytes in every data type: an output that no kernel writes stays one."""
+"""Byte of which every data type makes a NaN, so that an output that no kernel writes is recognised."""
 
 BRANCHES = 16
-"""Parts of a layer that are launched beside each other: the GPU has room for blocks of a few kernels at a time."""
+"""Most streams on which the parts of a layer run in parallel; the GPU has room for blocks of a few kernels."""
 GUESSED_LAUNCHES = 16
-"""From which it is guessed how many launches a graph should have."""
+"""Launches that are timed first, to choose the number of launches in a graph."""
 IDLE_SECONDS = 1.0
-"""After which a GPU may have lowered its clock."""
+"""Idle time after which a GPU may have lowered its clock."""
 WAKE_SECONDS = 0.7
-"""How long an idle GPU must work until its clock is up."""
+"""Time that an idle GPU must work until its clock is up."""
 WAKE_BYTES = 2**26
+"""Memory that is written to wake the GPU."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel on the GPU: call it with addresses, of `others` by the launch's names, on a stream or the default."""
+    """A kernel loaded on the GPU; a call launches it with device addresses, `others` by the names of the launch."""
 
     _function: Any
     _launch: Launch
     code: CodeRange | None = None
-    """Where it lies, if somebody asked for it."""
+    """Address of its code, if it was loaded with `addressed`."""
 
     def __call__(self, source: int, target: int, batch: int, stream: Any = None, **others: int | None) -> None:
         values = {"input": source, "output": target} | {name: each or 0 for name, each in others.items()}
@@ -83,16 +84,15 @@ class LoadedKernel:
 
 
 class LoadedLayer:
-    """All parts of a layer on the GPU: a call launches them side by side, since each writes outputs of its own.
+    """All parts of a layer loaded on the GPU; a call launches them in parallel, since they write different outputs.
 
-    To the stream it is one launch: it begins after what the stream has, and what follows waits for all parts. It can
-    be captured into a graph, whose branches the parts are then.
+    On the stream they act as one launch. In a captured graph they become parallel branches.
     """
 
     def __init__(
         self, kernels: Sequence[LoadedKernel], stream: Any, others: Sequence[Any], events: Sequence[Any]
     ) -> None:
-        """`others` are streams for the parts after the first, in turn; `events` one for each of them and one more."""
+        """`others` are streams for the parts after the first, in turn; `events` has one more than `others`."""
         self._kernels = tuple(kernels)
         self._stream = stream
         self._others = tuple(others)
@@ -100,11 +100,11 @@ class LoadedLayer:
 
     @property
     def codes(self) -> tuple[CodeRange, ...]:
-        """Of the parts whose code lies nobody knows where, none."""
+        """Address ranges of the parts' code, without parts whose address is unknown."""
         return tuple(kernel.code for kernel in self._kernels if kernel.code is not None)
 
     def __call__(self, source: int, target: int, batch: int, residual: int | None = None) -> None:
-        """Launches all parts with these device addresses."""
+        """Launch all parts with device addresses."""
         if self._others:
             self._begin.record(self._stream)
             for other in self._others:
@@ -119,7 +119,7 @@ class LoadedLayer:
 
 @dataclass(frozen=True)
 class RawKernel:
-    """A kernel that no template made: its arguments are pointers, then an int32 number of images where it takes one."""
+    """A loaded kernel not made from a template; its arguments are pointers and, if it has one, an int32 image count."""
 
     _function: Any
     block: tuple[int, int, int]
@@ -132,31 +132,31 @@ class RawKernel:
 
 
 def _missing(error: ImportError) -> str:
-    """What to do where PyCUDA cannot be imported."""
+    """What to do if PyCUDA cannot be imported."""
     if isinstance(error, ModuleNotFoundError):
         return way_out("gpu")
-    return "its libcuda.so.1 comes with NVIDIA's driver, so run this on a machine that has one"
+    return "libcuda.so.1 comes with NVIDIA's driver, so run this on a machine with a GPU"
 
 
 class Device:
-    """The first GPU, for as long as the `with` block lasts. Raises DeviceError where there is none."""
+    """The first GPU, current within a `with` block. Raises DeviceError if there is none."""
 
     def __init__(self) -> None:
         try:
             from pycuda import driver
         except ImportError as error:
-            raise DeviceError(f"PyCUDA cannot be used here ({error}): {_missing(error)}") from None
+            raise DeviceError(f"PyCUDA cannot be imported ({error}): {_missing(error)}") from None
         self._driver: Any = driver
         self._streams: list[Any] = []
-        """For parts of layers that run beside the first."""
+        """Streams for the parts of a layer after the first."""
         self._awake_at = -IDLE_SECONDS
-        """When it was last seen to be awake."""
+        """Time at which its clock was last known to be up."""
         try:
             driver.init()
             self._device = driver.Device(0)
             self._context = self._device.retain_primary_context()
         except driver.Error as error:
-            raise DeviceError(f"no GPU can be used here ({error}): run this on a machine with one") from None
+            raise DeviceError(f"no usable GPU ({error}): run this on a machine with a GPU") from None
 
     def __enter__(self) -> Self:
         self._context.push()
@@ -173,19 +173,19 @@ class Device:
 
     @property
     def failure(self) -> type[Exception]:
-        """What PyCUDA raises, where nothing here says why: of launches, for instance."""
+        """Exception type of PyCUDA, which methods raise that do not document DeviceError."""
         kind: type[Exception] = self._driver.Error
         return kind
 
     @property
     def arch(self) -> str:
-        """The architecture whose cubins it runs, as in sm_90."""
+        """Architecture of its cubins, as in sm_90."""
         major, minor = self._device.compute_capability()
         return f"sm_{major}{minor}"
 
     @property
     def facts(self) -> DeviceFacts:
-        """Its attributes."""
+        """Properties of the GPU."""
         kind = self._driver.device_attribute
         major, minor = self._device.compute_capability()
         version = self._driver.get_driver_version()
@@ -208,40 +208,40 @@ class Device:
         )
 
     def allocate(self, size_bytes: int) -> Any:
-        """Memory on the GPU: `int()` gives its address, `free()` gives it back. Raises DeviceError."""
+        """Allocate GPU memory; `int()` of the result is its address, its `free()` releases it. Raises DeviceError."""
         try:
             return self._driver.mem_alloc(size_bytes)
         except self._driver.Error as error:
             raise DeviceError(
-                f"{self.name} has no {size_bytes / 1e9:.1f} GB left ({error}): take a smaller batch"
+                f"{self.name} has no {size_bytes / 1e9:.1f} GB left ({error}): use a smaller batch"
             ) from None
 
     def upload(self, address: int, values: NDArray[Any]) -> None:
-        """Copies an array to an address."""
+        """Copy an array to a device address."""
         self._driver.memcpy_htod(address, np.ascontiguousarray(values))
 
     def copy(self, source: int, target: int, size_bytes: int) -> None:
-        """Copies within the GPU."""
+        """Copy between device addresses."""
         self._driver.memcpy_dtod(target, source, size_bytes)
 
     def poison(self, address: int, size_bytes: int) -> None:
-        """Fills memory with NaN of any data type."""
+        """Fill memory with NaN of any data type."""
         self._driver.memset_d8(address, _POISON, size_bytes)
 
     def fill(self, address: int, size_bytes: int, stream: Any) -> None:
-        """Enqueues the writing of zeros."""
+        """Enqueue the filling of memory with zeros."""
         self._driver.memset_d8_async(address, 0, size_bytes, stream)
 
     def host_array(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
-        """An array of a NumPy type in memory that the GPU copies to several times as fast. Raises DeviceError."""
+        """A NumPy array in page-locked memory, to which copies are several times as fast. Raises DeviceError."""
         try:
             array: NDArray[Any] = self._driver.pagelocked_empty(shape, kind)
         except self._driver.Error as error:
-            raise DeviceError(f"this machine has no memory left to copy to ({error}): take a smaller batch") from None
+            raise DeviceError(f"no page-locked memory left ({error}): use a smaller batch") from None
         return array
 
     def download(self, address: int, values: NDArray[Any]) -> None:
-        """Fills an array from an address, once all that was launched has run. Raises DeviceError if that failed."""
+        """Wait for all launches, then copy from a device address to an array. Raises DeviceError if a launch failed."""
         try:
             self._driver.Context.synchronize()
             self._driver.memcpy_dtoh(values, address)
@@ -249,11 +249,11 @@ class Device:
             raise DeviceError(f"a kernel did not run on {self.name}: {error}") from None
 
     def raw_kernel(self, cubin: bytes, entry: str, block: tuple[int, int, int]) -> RawKernel:
-        """Loads a kernel that no template made."""
+        """Load a kernel not made from a template."""
         return RawKernel(self._driver.module_from_buffer(cubin).get_function(entry), block)
 
     def wake(self) -> None:
-        """Keeps the GPU busy until its clock is up, unless it has just been: what is timed before takes far longer."""
+        """Keep an idle GPU busy until its clock is up, because kernels timed before that take far longer."""
         start = time.monotonic()
         if start - self._awake_at >= IDLE_SECONDS:
             memory = self.allocate(WAKE_BYTES)
@@ -264,9 +264,10 @@ class Device:
         self._awake_at = time.monotonic()
 
     def microseconds(self, launch: Callable[[int], None], sets: int, stream: Any, repeats: int = REPLAYS) -> float:
-        """Median time of one launch: a CUDA graph of many, one data set after the other, replayed.
+        """Median time of one launch, from replays of a CUDA graph of many launches.
 
-        `launch(i)` launches on `stream`, with set i < `sets`. Raises DeviceError.
+        `launch(i)` launches on `stream` with data set i, 0 <= i < `sets`; the sets are used in turn. Raises
+        DeviceError.
         """
 
         def run(launches: int) -> None:
@@ -276,7 +277,7 @@ class Device:
         some = min(sets, GUESSED_LAUNCHES)
         self.wake()
         try:
-            run(some)  # loads the code, for which the driver may wait
+            run(some)  # loads the code, which may make the driver wait
             stream.synchronize()
             gate = self.gate(stream)
             guess = max(1.0, self.elapsed_microseconds(stream, gate, lambda: run(some)) / some)
@@ -292,12 +293,12 @@ class Device:
         return float(np.median(times)) / launches
 
     def gate(self, stream: Any) -> Gate:
-        """To time what a stream does and nothing else."""
+        """A gate for timing the work of a stream."""
         flag = self._driver.pagelocked_empty(1, np.uint32, mem_flags=self._driver.host_alloc_flags.DEVICEMAP)
         return Gate(stream.handle, flag, int(flag.base.get_device_pointer()))
 
     def elapsed_microseconds(self, stream: Any, gate: Gate, enqueue: Callable[[], None]) -> float:
-        """What the GPU takes for what the function enqueues; waits for its end."""
+        """Time of the GPU for the work that a function enqueues; waits for its end."""
         begin, end = self._driver.Event(), self._driver.Event()
         with gate.closed():
             begin.record(stream)
@@ -307,11 +308,11 @@ class Device:
         return float(begin.time_till(end)) * 1e3
 
     def new_stream(self) -> Any:
-        """A stream of PyCUDA's; its `handle` is what other libraries take."""
+        """A PyCUDA stream; its `handle` is for other libraries."""
         return self._driver.Stream()
 
     def load(self, cubin: bytes, launch: Launch, *, addressed: bool = False) -> LoadedKernel:
-        """Loads a cubin for repeated launches; `addressed` has it say where its code lies, if the driver tells."""
+        """Load a cubin for repeated launches; `addressed` records the address of its code, if the driver reports it."""
         found = with_address(cubin) if addressed else None
         try:
             module = self._driver.module_from_buffer(cubin if found is None else found[0])
@@ -333,7 +334,7 @@ class Device:
     def load_layer(
         self, kernels: Sequence[tuple[bytes, Launch]], stream: Any, *, addressed: bool = False
     ) -> LoadedLayer:
-        """Loads all parts of a layer for repeated launches on a stream; see `load`. Raises DeviceError."""
+        """Load all parts of a layer for repeated launches on a stream; see `load`. Raises DeviceError."""
         loaded = [self.load(cubin, launch, addressed=addressed) for cubin, launch in kernels]
         others = min(len(loaded), BRANCHES) - 1
         while len(self._streams) < others:
@@ -351,7 +352,7 @@ class Device:
         residual: NDArray[Any] | None = None,
         gate: NDArray[Any] | None = None,
     ) -> NDArray[Any]:
-        """Runs all parts of a layer on a batch [N, ...]; gives the output, NaN where no kernel wrote anything."""
+        """Run all parts of a layer on a batch [N, ...]; returns the output, NaN where no kernel wrote."""
         driver = self._driver
         loaded = [self.load(cubin, launch) for cubin, launch in kernels]
         output = np.empty((len(x), *output_shape), dtype=x.dtype)

@@ -195,7 +195,7 @@ def test_a_machine_that_has_a_gpu_in_name_only_is_an_exit_code_and_names_the_mac
     assert run(command) == UNREACHABLE
     said = capsys.readouterr().err
     assert "farm: on " in said
-    assert "PyCUDA cannot be used here" in said or "no GPU can be used here" in said
+    assert "PyCUDA cannot be imported" in said or "no usable GPU" in said
 
 
 def gpu_of_doctor(capsys: pytest.CaptureFixture[str]) -> str:

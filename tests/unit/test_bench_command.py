@@ -36,7 +36,7 @@ def test_without_a_gpu_the_exit_code_says_so(arguments: list[str], capsys: pytes
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--op", "lenet"], "there is no operator lenet"),
+        (["--op", "lenet"], "no such operator: lenet"),
         (["--batch", "0"], "--batch 0"),
         (["--sparsity", "1.5"], "--sparsity 1.5"),
         (["--sparsity", "a,b"], "--sparsity a,b"),

@@ -275,9 +275,9 @@ def test_a_model_is_pruned_further_but_never_filled_up() -> None:
     assert own.key.sparsity == pytest.approx(0.5, abs=0.01)
     (pruned,) = model_cases(net, [], Choice((1,), (0.9,)))
     assert pruned.weights.sparsity == pytest.approx(0.9, abs=0.01)
-    with pytest.raises(UsageError, match="zeros already"):
+    with pytest.raises(UsageError, match=r"has sparsity \S+ already"):
         list(model_cases(net, [], Choice((1,), (0.1,))))
-    with pytest.raises(UsageError, match="no layer conv7: there are conv1"):
+    with pytest.raises(UsageError, match="no such layer: conv7"):
         list(model_cases(net, ["conv7"], Choice()))
 
 
@@ -286,7 +286,7 @@ def test_the_same_operator_has_the_same_weights_pruned_further_along_a_sweep() -
     np.testing.assert_array_equal(high.weights.kernel, prune(low.weights.kernel, 0.9))
     (half,) = operator_cases(["lenet-conv1"], Choice((1,), (0.5,), ("float16",)))
     np.testing.assert_array_equal(half.weights.kernel, low.weights.kernel.astype(np.float16))
-    with pytest.raises(UsageError, match="there is no operator lenet"):
+    with pytest.raises(UsageError, match="no such operator: lenet"):
         list(operator_cases(["lenet"], Choice()))
 
 

@@ -66,7 +66,7 @@ def test_without_a_gpu_the_exit_code_says_so(capsys: pytest.CaptureFixture[str])
     ("arguments", "said"),
     [
         ([], "nothing to tune"),
-        (["--op", "lenet"], "there is no operator lenet"),
+        (["--op", "lenet"], "no such operator: lenet"),
         (["--op", "all", "--budget", "0"], "--budget 0"),
         (["--op", "all", "--budget", "soon"], "--budget soon"),
         (["--op", "all", "--batch", "0"], "--batch 0"),

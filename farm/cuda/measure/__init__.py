@@ -1,1 +1,1 @@
-"""Measuring kernels on a GPU: layers, their data, timing."""
+"""Measurement of kernels on a GPU: workload, builds, data, timing."""

@@ -1,4 +1,4 @@
-"""How large code is: instructions in a cubin, lines in PTX."""
+"""Code sizes: number of instructions in a cubin or in PTX."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _INSTRUCTION = re.compile(rb"^[ \t]*(?:@!?%\w+[ \t]+)?[{a-z][^/:\n]*;", re.MULTI
 
 
 def machine_instructions(cubin: bytes) -> int:
-    """Number of instructions in all kernels of a 64-bit ELF file: bytes of its .text sections / instruction size.
+    """Number of instructions in the .text sections of a 64-bit ELF file, including the padding of ptxas.
 
-    Includes what ptxas pads with. Raises ValueError for a file that is none.
+    Raises ValueError for any other file.
     """
     if not cubin.startswith(b"\x7fELF\x02") or len(cubin) < 64:
         raise ValueError("not a 64-bit ELF file")
@@ -28,5 +28,5 @@ def machine_instructions(cubin: bytes) -> int:
 
 
 def ptx_instructions(ptx: bytes) -> int:
-    """Lines of PTX that are instructions; an asm block in braces on one line counts once."""
+    """Number of PTX lines with an instruction; a block in braces on one line counts once."""
     return len(_INSTRUCTION.findall(ptx))

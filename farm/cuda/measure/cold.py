@@ -1,4 +1,4 @@
-"""The time of a launch as in a network, where other layers' code and data have been there since the last."""
+"""Cold timing: the time of a launch with caches full of other layers' code and data, as in a network."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from farm.cuda.device import Device
 from farm.cuda.graph import REPLAYS, CudaGraph, cool_down
 
 COLD_LAUNCHES = 16
-"""In a graph."""
+"""Launches in a graph."""
 
 
 def cold_microseconds(
     device: Device, launch: Callable[[], None], others: Callable[[], None], stream: Any, repeats: int = REPLAYS
 ) -> float:
-    """Median time of one launch on `stream`: a graph that has `others` before each, less what those take alone.
+    """Median time of one launch on `stream` after `others`, which evicts the caches.
 
-    Raises DeviceError.
+    It is the difference between a graph of both and a graph of `others` alone, per launch. Raises DeviceError.
     """
 
     def others_and_launch() -> None:

@@ -1,4 +1,4 @@
-"""The kernels to be measured, built by the farm's worker through its store: what is there is not made again."""
+"""Builds of the kernels to be measured, by the farm's worker with the store as cache."""
 
 from __future__ import annotations
 
@@ -49,24 +49,24 @@ from farm.worker.messages import (
 )
 
 Made = TypeVar("Made")
-GIVEN_UP = "it was given up"
+GIVEN_UP = "given up"
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltLayer:
-    """All kernels of one layer, ready to be loaded."""
+    """The cubins of one layer, ready to be loaded."""
 
     tiling: Tiling
     kernels: tuple[tuple[bytes, Launch], ...]
     """Cubin and launch of each part."""
     predicted_microseconds: float
-    """With the code in the caches, as it is measured."""
+    """Predicted time with the code in the caches, as measured."""
     facts: dict[str, Any]
-    """For the JSON document."""
+    """Facts for the JSON document."""
 
 
 class NotBuiltError(Exception):
-    """Why there is no kernel, in words."""
+    """The reason why there is no kernel."""
 
 
 class _PartsNeededError(NotBuiltError):
@@ -74,7 +74,7 @@ class _PartsNeededError(NotBuiltError):
 
 
 class KernelPool:
-    """Builds layers for one architecture on all CPUs. Use it in a `with` block."""
+    """Builds layers for one architecture on all CPUs; used in a `with` block."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class KernelPool:
         assembler: AssemblerChoice = "ptxas",
         qualifications: Qualifications = NO_QUALIFICATIONS,
     ) -> None:
-        """`book` has the records that tilings come from where a layer has one.
+        """`book` has the tuning records to take tilings from, where a layer has one.
 
-        `qualifications` say for whom `assembler` auto needs no ptxas, as for `farm compile`.
+        `qualifications` say which layers the assembler `auto` assembles directly, as for `farm compile`.
         """
         self._settings = settings
         self._store = store
@@ -105,14 +105,14 @@ class KernelPool:
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
         self._layers = ThreadPoolExecutor(settings.jobs, thread_name_prefix="layer")
-        """Each waits for its tools, so that the parts of a large layer are made side by side."""
+        """Threads that wait for tools, so that the parts of a large layer are built in parallel."""
         self._tools = ThreadPoolExecutor(settings.jobs, thread_name_prefix="build")
-        count = 0 if isinstance(store, MemoryStore) else settings.jobs  # other processes do not see such a store
+        count = 0 if isinstance(store, MemoryStore) else settings.jobs  # other processes cannot read a store in memory
         theirs = replace(settings, database_url="", nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
         self._processes = [WorkerProcess(theirs) for _ in range(count)]
-        """One for each of those threads: Python assembles on one core only."""
+        """One process per thread, because Python assembles on one core only."""
         self._idle: LifoQueue[WorkerProcess] = LifoQueue()
-        """The last to build is the next: so no more are started than are at work at once."""
+        """Idle processes, last used first, so that no more are started than run at once."""
         for process in self._processes:
             self._idle.put(process)
 
@@ -128,16 +128,16 @@ class KernelPool:
             process.end() if error is None else process.kill()
 
     def begin(self, compile_peer: Callable[[str, Toolchain], Made]) -> Future[Made]:
-        """Runs something else on the pool's threads, for its architecture and with its tools: a peer's own kernels."""
+        """Run a peer's own compilation on the pool's threads, with the pool's architecture and tools."""
         return self._tools.submit(compile_peer, self._arch, self._toolchain)
 
     @property
     def workers(self) -> int:
-        """Builds at once."""
+        """Number of parallel builds."""
         return self._settings.jobs
 
     def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
-        """Who makes a layer's machine code."""
+        """The assembler of a layer."""
         version, level = self._toolchain.ptxas_version, self._optimisation
         choice, qualifications = self._assembler, self._qualifications
         return assembler_for(choice, spec, tiling, self._arch, version, qualifications, optimisation=level)[0]
@@ -149,9 +149,9 @@ class KernelPool:
         tiling: Tiling | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Future[BuiltLayer]:
-        """Begins a layer, with the tiling that is chosen for it if none is given. Its future raises NotBuiltError.
+        """Start the build of a layer, with the chosen tiling unless one is given. Its future raises NotBuiltError.
 
-        Once it is not wanted any more, it ends before its next kernel.
+        When `wanted` returns False, the build ends before its next kernel.
         """
         return self._layers.submit(self._build, case, accumulate, tiling, wanted)
 
@@ -187,7 +187,7 @@ class KernelPool:
         return BuiltLayer(tiling, kernels, predicted, facts)
 
     def _ptx_facts(self, template_key: str, case: Case, parts: Sequence[Part]) -> dict[str, int]:
-        """Facts about the assembled PTX; the store keeps only cubins, so it is made again."""
+        """Facts about the rewritten PTX, which is made again because the store keeps only cubins."""
         text = find_template(self._store, template_key)
         if text is None:
             return {}
@@ -196,7 +196,7 @@ class KernelPool:
         return {"ptx_bytes": sum(map(len, ptx)), "ptx_instructions": sum(map(ptx_instructions, ptx))}
 
     def _make_template(self, request: TemplateRequest) -> None:
-        """Once for all cases that share it: the first thread makes it, the others wait."""
+        """Build a template once for all cases that share it: the first thread builds it, the others wait."""
         with self._lock:
             future = self._templates.get(request.key)
             mine = future is None
@@ -206,7 +206,7 @@ class KernelPool:
             try:
                 failure = self._tools.submit(self._done, request).result().failure
                 why = "" if failure is None else failure.message
-            except (CancelledError, RuntimeError):  # the pool has ended: those who wait for this one must end too
+            except (CancelledError, RuntimeError):  # the pool has ended, so the waiting threads must end too
                 why = GIVEN_UP
             if why:
                 future.set_exception(NotBuiltError(why))
@@ -222,7 +222,7 @@ class KernelPool:
         parts: Sequence[Part],
         wanted: Callable[[], bool],
     ) -> list[CubinFacts]:
-        """One where ptxas is not needed, else one for each part, side by side."""
+        """Build one cubin if it can be assembled directly as a whole, else one per part, in parallel."""
         spec, tiling = template.spec, template.tiling
         assembler = self.assembler_of(spec, tiling)
 
@@ -262,7 +262,7 @@ class KernelPool:
                 raise NotBuiltError(result.failure.message if result.failure else GIVEN_UP)
 
     def _done(self, request: Request) -> Result:
-        """What comes of a request: in a process that has nothing else to do, or here."""
+        """Build a request in an idle process, or in this one if there are none."""
         if not self._processes:
             return Worker.of(self._settings, self._store, self._toolchain).build(request)
         process = self._idle.get()

@@ -1,4 +1,4 @@
-"""A layer's data on the GPU: several sets of input and output, used in turn so that none is in the L2 cache."""
+"""A layer's data on the GPU: several sets of input and output, used in turn so that none stays in the L2 cache."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from farm.cuda.device import Device
 
 ALIGNMENT_BYTES = 256
 COLD_FACTOR = 4
-"""The sets are so many times as large as the L2 cache."""
+"""Total size of the sets in sizes of the L2 cache."""
 MOST_SETS = 4096
 LEAST_SETS = 2
 
 
 def set_count(set_bytes: int, l2_bytes: int) -> int:
-    """How many sets of this size it takes until the first is out of the cache."""
+    """Number of sets of a size after which the first has left the cache."""
     return max(LEAST_SETS, min(MOST_SETS, math.ceil(COLD_FACTOR * l2_bytes / set_bytes)))
 
 
 def rounded_up(size_bytes: int) -> int:
-    """To what every data type may be aligned to."""
+    """A size rounded up to ALIGNMENT_BYTES."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is staged."""
+    """The layer and batch that data is made for."""
 
     spec: LayerSpec
     images: int
-    """Rows of a Linear."""
+    """Number of images, or of rows of a Linear."""
     seed: int
     sets: int | None = None
-    """None: as many as it takes."""
+    """Number of sets; None: as many as `set_count` says."""
 
 
 class Stage:
-    """Memory for one layer at one batch. Use it in a `with` block. Raises DeviceError if there is not enough."""
+    """Data of one layer at one batch, used in a `with` block. Raises DeviceError without enough memory."""
 
     def __init__(self, device: Device, shape: Shape, l2_bytes: int) -> None:
         spec, images = shape.spec, shape.images
@@ -79,11 +79,11 @@ class Stage:
         self.close()
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Free the memory."""
         self._memory.free()
 
     def poison(self) -> None:
-        """Makes the first output NaN: what is not written stays so."""
+        """Fill the first output with NaN, to recognise elements that a kernel does not write."""
         self._device.poison(self.outputs[0], self._output_bytes)
 
     @property
@@ -92,7 +92,7 @@ class Stage:
         return (self.shape.images, *self.shape.spec.output_shape)
 
     def output(self, into: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The first output, once everything has run, in an array if one is given. Raises DeviceError."""
+        """Wait for all launches and copy the first output, into an array if one is given. Raises DeviceError."""
         output = np.empty(self.output_shape, numpy_dtype(self.shape.spec.data_type)) if into is None else into
         self._device.download(self.outputs[0], output)
         return output

@@ -1,8 +1,7 @@
-"""What a network does between two runs of a layer, as one kernel: other layers' activations move, other code runs.
+"""A kernel that stands for the other layers of a network, which run between two runs of a layer.
 
-The kernel copies from one half of a buffer to the other, as much as the network would move, then writes the layer's
-input anew, as the layer before it would have done; last its blocks run more instructions, one after another, than a
-multiprocessor's instruction caches hold.
+It copies one half of a buffer to the other, as many bytes as the other layers move. Then it writes the layer's input,
+as its predecessor would. Last, its blocks execute more straight-line code than the instruction caches hold.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from typing import Any
 from farm.cuda.device import Device
 
 CODE_INSTRUCTIONS = 16_384
-"""256 KB: twice what a multiprocessor's own instruction cache holds."""
+"""256 KB of code, twice a multiprocessor's instruction cache."""
 MOST_CACHES = 2
-"""So many times the size of the L2 cache is moved at most: nothing of before is left in it then."""
+"""Most bytes moved, in sizes of the L2 cache; after that its earlier content is gone."""
 BLOCK_THREADS = 256
 BLOCKS_OF_MULTIPROCESSOR = 4
 _WORD_BYTES = 16
 _SUMS = 8
-"""Registers that the instructions go round."""
+"""Registers that the instructions use in turn."""
 _NEVER = -1
-"""Images for which the sums would be written: of no call, but the compiler does not know."""
+"""Number of images for which the kernel would store its results; never passed, but unknown to the compiler."""
 
 
 class Others:
-    """That kernel and its buffer. Raises DeviceError."""
+    """The loaded kernel and its buffer. Raises DeviceError."""
 
     def __init__(self, device: Device) -> None:
         facts = device.facts
@@ -35,7 +34,7 @@ class Others:
         self._grid = (BLOCKS_OF_MULTIPROCESSOR * facts.multiprocessors, 1, 1)
 
     def enqueue(self, moved_bytes: int | None, source: int, target: int, size_bytes: int, stream: Any) -> None:
-        """Moves so many bytes, or all that fits if None, copies the layer's input from `source`, and runs the code."""
+        """Enqueue the kernel; it moves `moved_bytes` (None: the whole buffer) and copies the input from `source`."""
         half = self._half_bytes if moved_bytes is None else min(self._half_bytes, _whole_words(moved_bytes // 2))
         start = int(self._memory)
         pointers = (start, start + half, start + self._half_bytes, source, source + _whole_words(size_bytes), target)
@@ -47,7 +46,7 @@ def _whole_words(size_bytes: int) -> int:
 
 
 def ptx() -> str:
-    """For the driver to compile. Arguments: begin, end and target of one copy and of another, images."""
+    """PTX of the kernel. Arguments: begin, end and target of two copies, and the number of images."""
     lines = [
         ".version 7.0",
         ".target sm_75",
@@ -88,7 +87,7 @@ def ptx() -> str:
 
 
 def _copy(name: str) -> list[str]:
-    """A word of each thread at a time, all threads beside each other."""
+    """A coalesced copy of one word per thread and iteration."""
     return [
         f"ld.param.u64 %d2, [{name}];",
         f"ld.param.u64 %d3, [{name}_end];",

@@ -1,4 +1,4 @@
-"""The workload: which layers are measured, at which batches, sparsities and data types. Pure."""
+"""The workload: measured layers with batches, sparsities and data types. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from codegen.model_zoo.ten_operators import TEN_OPERATORS
 from farm.errors import UsageError
 
 OPERATOR_SPARSITY = 0.9
-"""Default sparsity of the ten operators: that of the papers' main figures."""
+"""Default sparsity of the ten operators, as in the main figures of the papers."""
 NONZERO_BYTES = 24
-"""Machine code of a non-zero weight, about: the compiled networks that ship have 20 to 25 bytes."""
+"""Approximate machine code per non-zero weight; the networks of the model zoo have 20 to 25 bytes."""
 
 
 @dataclass(frozen=True)
 class CaseKey:
-    """What is measured: a layer at a batch and a sparsity, in a data type."""
+    """Identifies a measurement: a layer at a batch, a sparsity and a data type."""
 
     operator: str
     """Name of the operator, or of the model's layer."""
     batch: int
     sparsity: float
-    """As it was asked for, or the checkpoint's own."""
+    """Requested sparsity, or the checkpoint's own."""
     data_type: str
 
 
@@ -44,33 +44,33 @@ class Case:
     rows: int = 1
     """Rows per image of a Linear."""
     peers_only: bool = False
-    """No kernel is made for it: structurally pruned layers run on the peers."""
+    """Whether only peers run it, as for structurally pruned layers."""
     others_bytes: int | None = None
-    """What the other layers of its network move between two runs of it, code and data; None: nobody knows, so much."""
+    """Bytes of data and code that the other layers move between two runs; None: unknown, assume the most."""
 
     @property
     def images(self) -> int:
-        """What a kernel is launched for: images, or rows of a Linear."""
+        """Number of images of a launch, or of rows of a Linear."""
         return self.key.batch * self.rows
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is asked for; empty sparsities mean the checkpoint's own, or 0.9 for the ten operators."""
+    """A selection of cases; without sparsities the checkpoint's own, or OPERATOR_SPARSITY for the ten operators."""
 
     batches: tuple[int, ...] = (64, 1)
     sparsities: tuple[float, ...] = ()
     data_types: tuple[DataType, ...] = ("float32",)
     seed: int = 0
     with_pools: bool = False
-    """Whether a layer before a pool whose windows overlap is asked for with it too, as its tiles are others then."""
+    """Whether layers before an overlapping pool are measured with the pool too, since their tiles differ then."""
 
 
 def operator_cases(names: Sequence[str], choice: Choice) -> Iterator[Case]:
-    """Some of the ten operators with random weights pruned by magnitude; all of them for no name. Raises UsageError."""
+    """Named operators (all without names) of the ten, with random weights pruned by magnitude. Raises UsageError."""
     unknown = [name for name in names if name not in TEN_OPERATORS]
     if unknown:
-        raise UsageError(f"there is no operator {unknown[0]}: there are {', '.join(TEN_OPERATORS)}")
+        raise UsageError(f"no such operator: {unknown[0]}. Known: {', '.join(TEN_OPERATORS)}")
     for name in names or TEN_OPERATORS:
         spec = TEN_OPERATORS[name]
         dense = random_weights(spec, 0.0, choice.seed)
@@ -79,20 +79,20 @@ def operator_cases(names: Sequence[str], choice: Choice) -> Iterator[Case]:
 
 
 def model_cases(checkpoint: Checkpoint, names: Sequence[str], choice: Choice) -> Iterator[Case]:
-    """Some layers of a model, or all; with sparsities, its weights pruned further. Raises UsageError."""
+    """Named layers of a model (all without names), pruned further if there are sparsities. Raises UsageError."""
     layers = {layer.name: layer for layer in checkpoint.layers}
     skipped = {layer.name: layer.reason for layer in checkpoint.skipped}
     for name in names:
         if name in skipped:
             raise UsageError(f"{checkpoint.path}: layer {name} cannot be compiled: {skipped[name]}")
         if name not in layers:
-            raise UsageError(f"{checkpoint.path}: there is no layer {name}: there are {', '.join(layers)}")
+            raise UsageError(f"{checkpoint.path}: no such layer: {name}. Known: {', '.join(layers)}")
     for name in names or layers:
         layer = layers[name]
         if any(sparsity < layer.weights.sparsity - 0.005 for sparsity in choice.sparsities):
             raise UsageError(
-                f"{checkpoint.path}: layer {name} has {layer.weights.sparsity:.2f} zeros already: give sparsities "
-                "above that, or a checkpoint that is not pruned"
+                f"{checkpoint.path}: layer {name} has sparsity {layer.weights.sparsity:.2f} already: "
+                "use higher sparsities, or a checkpoint that is not pruned"
             )
         kinds = [layer]
         if choice.with_pools and layer.pool is not None and layer.pool.step.window > POOL_STRIDE:
@@ -104,7 +104,7 @@ def model_cases(checkpoint: Checkpoint, names: Sequence[str], choice: Choice) ->
 
 
 def _moved_bytes(layer: Layer, batch: int) -> int:
-    """What one run of a layer reads and writes, its code too."""
+    """Bytes that one run of a layer reads and writes, including its code."""
     spec = layer.spec
     values = math.prod(spec.input_shape) + math.prod(spec.output_shape)
     item = numpy_dtype(spec.data_type).itemsize
@@ -112,7 +112,7 @@ def _moved_bytes(layer: Layer, batch: int) -> int:
 
 
 def structured_cases(names: Sequence[str], batches: Sequence[int], seed: int = 0) -> Iterator[Case]:
-    """The ten operators pruned structurally: half the input channels (PC), half the kernels (PF), both; dense."""
+    """Named operators (all without names) with half the input channels (PC), half the filters (PF), or both; dense."""
     for name in names or TEN_OPERATORS:
         spec = TEN_OPERATORS[name]
         fewer_channels, fewer_kernels = max(1, spec.channels // 2), max(1, spec.output_channels // 2)
