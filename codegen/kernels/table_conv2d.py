@@ -175,23 +175,23 @@ def _aligned(words: int) -> int:
 def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
     """The non-zero weights in the layout of table_conv2d.cu."""
     geometry, tile = layer.geometry, tile_of(layer)
-    size, segments, kernels = layer.tiling.chunk_channels, _segments(layer), geometry.output_channels
-    kernel = weights.kernel.reshape(kernels, geometry.channels, geometry.kernel_height, geometry.kernel_width)
-    of, channel, row, column = np.nonzero(kernel)
-    segment = of * segments + channel // size
-    counts = np.bincount(segment, minlength=kernels * segments)
+    size, segments, outputs = layer.tiling.chunk_channels, _segments(layer), geometry.output_channels
+    filters = weights.kernel.reshape(outputs, geometry.channels, geometry.kernel_height, geometry.kernel_width)
+    output, channel, row, column = np.nonzero(filters)
+    segment = output * segments + channel // size
+    counts = np.bincount(segment, minlength=outputs * segments)
     units = -(-counts // UNIT_WEIGHTS)
     starts = np.concatenate([[0], np.cumsum(units)])
     entries = np.zeros((int(starts[-1]) * UNIT_WEIGHTS, 2), dtype=np.uint32)
     entries[:, 1] = size * tile.plane * 4
-    place = starts[segment] * UNIT_WEIGHTS + np.arange(len(of)) - (np.cumsum(counts) - counts)[segment]
-    entries[place, 0] = kernel[of, channel, row, column].view(np.uint32)
+    place = starts[segment] * UNIT_WEIGHTS + np.arange(len(output)) - (np.cumsum(counts) - counts)[segment]
+    entries[place, 0] = filters[output, channel, row, column].view(np.uint32)
     down, across = geometry.dilation
     entries[place, 1] = 4 * (channel % size * tile.plane + row * down * tile.row_places + column * across)
     head = np.zeros(_head_words(layer), dtype=np.uint32)
     head[: len(starts)] = starts
     head[_most_word(layer)] = max(1, units.max())  # a block has a turn even without weights
-    head[_bias_word(layer) :][:kernels] = weights.bias.astype(np.float32).view(np.uint32)
+    head[_bias_word(layer) :][:outputs] = weights.bias.astype(np.float32).view(np.uint32)
     return np.concatenate([head, entries.ravel()]).view(np.uint64)
 
 

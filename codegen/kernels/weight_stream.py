@@ -293,7 +293,7 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
     lines = []
     for g in range(streams.count):
         first = streams.first_output(g)
-        kernels = range(first, min(first + tiling.group_outputs, geometry.output_channels))
+        outputs = range(first, min(first + tiling.group_outputs, geometry.output_channels))
         lines.append(f"if (blockIdx.z == {g}) {{")
         for n in range(streams.chunks):
             lines.append(f"CHUNK({n});")
@@ -307,12 +307,12 @@ def full_streams(layer: AnyTiled, stores: Sequence[Store], address: Address) -> 
                         lines.append(f"{{ const float x = INPUT({n}, {offset});")
                         lines += [
                             f"MULTIPLY_ADD({p}, {k - first}, x, 0x{kernel_bits[k, channel, r, tap.kernel_column]:08X});"
-                            for k in kernels
+                            for k in outputs
                             for p, r in tap.uses
                         ]
                         lines.append("}")
         lines += [
-            store.call(f"0x{bias_bits[first + store.sum]:08X}") for store in stores if first + store.sum in kernels
+            store.call(f"0x{bias_bits[first + store.sum]:08X}") for store in stores if first + store.sum in outputs
         ]
         lines.append("return;\n}")
     return "\n".join(lines) + "\n"

@@ -59,6 +59,8 @@ def choose_tiling(
     least_bytes = math.inf
     special = {"clusters": clusters and form == "rolled", "tables": tables and form == "rolled"}
     for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, ranking=ranking, **special):
+        if form == "full" and tiling.kernel != "conv2d":
+            continue
         if code_bytes <= code_limit_bytes:
             return tiling if form == "rolled" else replace(tiling, form=form)
         least_bytes = min(least_bytes, code_bytes)
@@ -182,8 +184,8 @@ def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
     alone = not prepares_inputs(spec) and not is_pooled(spec)
     if form == "full" and not (ordinary and isinstance(spec, Conv2d) and alone):
         raise TilingError(
-            "the full form is made of ordinary float32 convolutions in one group only, without gates, without a "
-            "normalisation before and a pool behind them: leave out --template full"
+            "the full form is for float32 convolutions of one group without input bounds, gates or a pool: "
+            "leave out --template full"
         )
 
 

@@ -31,6 +31,10 @@ def test_a_wide_sparse_perceptron_is_computed_by_direct_global() -> None:
     assert launch_of(WIDE, tiling).shared_bytes == 0
 
 
+def test_a_full_template_is_never_of_direct_global() -> None:
+    assert choose_tiling(WIDE, 64, even(WIDE, 32), form="full").kernel == "conv2d"
+
+
 @pytest.mark.parametrize("density", [0.02, 0.05, 0.1, 0.5])
 @pytest.mark.parametrize(("channels", "size", "kernels"), [(64, 56, 256), (512, 28, 128), (2048, 7, 512)])
 def test_pointwise_convolutions_of_image_networks_go_through_shared_memory(
