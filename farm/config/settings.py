@@ -100,11 +100,11 @@ def _redacted_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class RayAuthentication:
-    """How this machine authenticates to a Ray cluster."""
+    """Authentication of this machine to a Ray cluster."""
 
     on: bool
     token: str | None
-    """Where the token is, in words, never the token itself; None: there is none."""
+    """Origin of the token in words, never the token itself; None: there is no token."""
     missing: str = ""
     """Why there is no token."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 SIZES = "a size such as 500GB, 8GiB or 512MiB"
-"""What a size looks like, for messages."""
+"""Description of a size, for messages."""
 DURATIONS = "a duration such as 90d, 12h, 15min or 10s"
-"""What a duration looks like, for messages."""
+"""Description of a duration, for messages."""
 
 _BYTES = {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "k", "M", "G", "T"))} | {
     f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T"), 1)

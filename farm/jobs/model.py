@@ -63,13 +63,13 @@ class BuildOptions:
     strict: bool = False
     """Whether a skipped layer is an error."""
     accumulate: Accumulator = "float32"
-    """What float16 layers add up products in, beyond the first so many of a sum."""
+    """Type in which float16 layers add up a sum beyond its first products; float16 is faster and less exact."""
     code_limit_bytes: int = 16_000_000
     """Limit of a layer's machine code; a larger layer is skipped."""
     tuning: bool = True
     """Whether tilings come from tuning records where there are some."""
     assembler: AssemblerChoice = "auto"
-    """What makes the machine code: ptxas, the direct assembler, value patches, or whichever qualifies."""
+    """Requested assembler; auto assembles directly where that is qualified, else with ptxas."""
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
@@ -184,7 +184,7 @@ class BuildResult:
     optimisation: int = 3
     """Level of ptxas -O; lower than the job's if ptxas timed out at that level."""
     assembler: Assembler = "ptxas"
-    """What made the machine code."""
+    """The assembler that made the machine code."""
     fallback: str = ""
     """Why ptxas was used instead of the direct assembler, in words."""
     launch: Launch | None = None

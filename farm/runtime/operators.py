@@ -321,4 +321,4 @@ OPERATORS: dict[str, Operator] = {
     "MatMul": _matmul,
     "BatchNormalization": _batch_norm,
 }
-"""What is run beside the compiled layers."""
+"""Operators that the runtime runs between the compiled layers."""

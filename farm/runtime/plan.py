@@ -24,7 +24,7 @@ _LETTERS: dict[str, Kind] = {"i": "input", "o": "output", "b": "buffer", "c": "c
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is: an input or output of the network, a buffer, or a constant at an offset in bytes."""
+    """A tensor's memory: an input or output of the network, a buffer, or a constant at an offset in bytes."""
 
     kind: Kind
     number: int

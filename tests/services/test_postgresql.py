@@ -132,7 +132,7 @@ def test_a_log_is_followed_through_a_restart_of_the_server(
     ledger.close()
 
 
-def test_what_will_not_pass_is_not_waited_for(postgresql: PostgreSQL) -> None:
+def test_a_permanent_failure_is_not_waited_for(postgresql: PostgreSQL) -> None:
     settings = settings_of(postgresql.url("nowhere"))
     start = time.monotonic()
     with pytest.raises(LedgerError, match='database "nowhere" does not exist') as caught:

@@ -59,7 +59,7 @@ def test_the_manifest_keeps_to_its_schema(tmp_path: Path, store: MemoryStore) ->
     validator().validate(write(tmp_path / "out", store))
 
 
-def test_builds_of_one_layer_are_one_entry_whose_launches_say_their_architectures(
+def test_builds_of_one_layer_are_one_entry_with_launches_for_their_architectures(
     tmp_path: Path, store: MemoryStore
 ) -> None:
     other = replace(TILING, stages=3)
@@ -98,7 +98,7 @@ def test_the_schema_allows_no_path_out_of_the_bundle(path: str, tmp_path: Path, 
     assert not validator().is_valid(manifest)
 
 
-def test_every_cubin_lies_where_the_manifest_says_with_the_digest_it_says(tmp_path: Path, store: MemoryStore) -> None:
+def test_every_cubin_has_the_path_and_digest_of_the_manifest(tmp_path: Path, store: MemoryStore) -> None:
     manifest = write(tmp_path / "out", store)
     found = contents(tmp_path / "out")
     listed = [
@@ -157,7 +157,7 @@ def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_cubins_and_the_same
     assert len(found) == 1 + 2 * 3 + 2
 
 
-def test_an_older_bundle_with_parts_is_replaced_whole(tmp_path: Path, store: MemoryStore) -> None:
+def test_a_previous_bundle_with_parts_is_replaced_whole(tmp_path: Path, store: MemoryStore) -> None:
     halves = replace(build(0, "conv1"), parts=(Part(0, 1), Part(1, 2)))
     write_layers(tmp_path / "out", store, halves)
     write_layers(tmp_path / "out", store, build(0, "conv1"))
@@ -255,7 +255,7 @@ def described(spec: LayerSpec, tmp_path: Path, store: MemoryStore, rows: int | N
     return layer
 
 
-def test_a_linear_layer_whose_rows_the_model_does_not_say_says_so(tmp_path: Path, store: MemoryStore) -> None:
+def test_unknown_rows_of_a_linear_layer_are_null(tmp_path: Path, store: MemoryStore) -> None:
     assert described(Linear(12, 5), tmp_path, store, rows=None)["rows_per_image"] is None
 
 

@@ -49,7 +49,7 @@ def test_safe_names_are_plain_and_differ_on_any_file_system(names: list[str]) ->
     assert all(name.isascii() and "/" not in name and name[0] not in ".-" and len(name) < 128 for name in safe)
 
 
-def test_an_older_bundle_is_replaced_whole(tmp_path: Path, store: MemoryStore) -> None:
+def test_a_previous_bundle_is_replaced_whole(tmp_path: Path, store: MemoryStore) -> None:
     write(tmp_path / "out", store, "conv1", "conv2", "conv3")
     write(tmp_path / "out", store, "conv1", "other")
     assert set(contents(tmp_path / "out")) == {
@@ -65,7 +65,7 @@ def test_an_empty_folder_is_filled(tmp_path: Path, store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "conv1/notes.txt", ".git/config", "manifest.json"])
-def test_a_folder_with_anybody_elses_file_is_left_alone(name: str, tmp_path: Path, store: MemoryStore) -> None:
+def test_a_folder_with_a_foreign_file_is_left_alone(name: str, tmp_path: Path, store: MemoryStore) -> None:
     path = tmp_path / "out" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"name": "another program\'s"}')

@@ -207,7 +207,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_what_is_not_run_is_named(why: str) -> None:
+def test_an_unsupported_operator_is_named_in_the_error(why: str) -> None:
     with pytest.raises(UsageError, match=f"{why}.*"):
         plan_network(read_network(REFUSED[why].SerializeToString()), {})
 

@@ -75,7 +75,7 @@ def test_other_pools_are_computed_window_by_window(shape: tuple[int, ...], attri
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_what_is_no_number_stays_so() -> None:
+def test_nan_stays_nan() -> None:
     x = values(1, 1, 8, 8)
     x[0, 0, 2, 3] = np.nan
     proto = model([node("MaxPool", "x", "y", **TWO)], inputs=[info("x", ("N", 1, 8, 8))], opset=17)

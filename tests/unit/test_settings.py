@@ -170,7 +170,7 @@ def test_a_store_in_s3_is_read_with_what_surrounds_it(tmp_path: Path, monkeypatc
     assert node_cache_folder(settings) == tmp_path / "farm" / "store"
 
 
-def test_a_cache_of_0_bytes_is_none(tmp_path: Path) -> None:
+def test_a_cache_size_of_0_switches_the_cache_off(tmp_path: Path) -> None:
     assert load_settings({"FARM_CACHE_SIZE": "0"}).cache_bytes == 0
     assert load_settings({}, write(tmp_path, "[store]\ncache_size = 0\n")).cache_bytes == 0
 

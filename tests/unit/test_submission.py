@@ -136,7 +136,7 @@ def test_equal_content_under_another_name_is_another_request() -> None:
     assert submitted(net, name="a").request_digest != submitted(net, name="b").request_digest
 
 
-def test_whoever_asks_for_the_direct_assembler_gets_no_tiling_that_it_leaves_to_ptxas() -> None:
+def test_direct_assembly_takes_no_tiling_that_only_ptxas_supports() -> None:
     """A layer whose channels are split over clusters, which takes ptxas minutes."""
     spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1))
     net = checkpoint(layer("conv", spec=spec))
