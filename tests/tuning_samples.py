@@ -27,7 +27,7 @@ from farm.tuning.record import TuningRecord
 from farm.tuning.search.building import Builder
 from farm.tuning.search.layer_search import Attempt, Found
 from farm.tuning.search.rig import Rig
-from farm.tuning.search.tune import Outcome, RecordTable, TunePlan, TuneProgress, follow, tune_on
+from farm.tuning.search.tune import Outcome, RecordTable, TunePlan, TuneProgress, collect_outcomes, tune_on
 from tests.samples import layer
 
 GPU = "NVIDIA Made-Up"
@@ -155,7 +155,7 @@ def whole_tuning(
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Outcome]:
     """A whole tuning on this rig, its records kept in the table."""
-    return follow(tune_on(rig, builder, cases, table.records(), plan, clock=clock), table, progress)
+    return collect_outcomes(tune_on(rig, builder, cases, table.records(), plan, clock=clock), table, progress)
 
 
 def other_tiling(tiling: Tiling) -> Tiling:

@@ -1,4 +1,4 @@
-"""The tilings that a job's layers are given: of the best record for each architecture, else of the model."""
+"""Tilings of a job's layers: from the best tuning record per architecture, else from the cost model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 
 
 def tuned_spec(spec: LayerSpec) -> LayerSpec:
-    """What records of a layer are found by: the epilogue hardly matters, nor where the rows of a 1x1 kernel end.
+    """The spec under which records of a layer are filed: equal for layers with about equal times.
 
-    A residual does, which is loaded and takes registers, and a pool whose windows overlap: then tiles do too.
+    It drops the epilogue, except a residual, which takes loads and registers, and a pool of overlapping windows, whose
+    tiles overlap; and it merges the rows of a 1x1 kernel.
     """
     found = canonical(plain(spec))
     added = tuple(each for each in found.epilogue if isinstance(each, AddResidual))
@@ -38,27 +39,27 @@ def key_of(
     accumulate: Accumulator,
     optimisation: int,
 ) -> TuningKey:
-    """The key of a layer with these non-zeros per kernel [K]; `batch` in images, or in rows of a Linear."""
+    """Key of a layer with `nonzeros` per output channel [K]; `batch` in images, or in rows of a Linear."""
     spec = tuned_spec(spec)
     bands = bands_of(spec, batch, int(nonzeros.sum()))
     return TuningKey(plain_arch(arch), spec, *bands, accumulator_of(spec, accumulate, nonzeros), optimisation)
 
 
 def own_and_shared(key: TuningKey) -> tuple[TuningKey, ...]:
-    """The key, and for a layer that adds a residual that of the layer without: its record does where there is none."""
+    """The key and, for a layer that adds a residual, the key without it, whose record is the fallback."""
     bare = tuple(each for each in key.spec.epilogue if not isinstance(each, AddResidual))
     return (key,) if bare == key.spec.epilogue else (key, replace(key, spec=replace(key.spec, epilogue=bare)))
 
 
 NEAR = 2.0
-"""Without a record of a layer's own density one of at most so many times it, or so many times less, does."""
+"""Largest ratio between a layer's density and that of a record used for it."""
 
 
 def related(records: Iterable[TuningRecord], key: TuningKey) -> list[tuple[TuningRecord, Tiling]]:
-    """Records of the same layer for any density, batch and sums, the nearest density first, and their tilings.
+    """Records of a layer at any density and batch, with their tilings, nearest density first.
 
-    Those of the layer without its residual come last. A tiling adds up as the key has it: what does with sums in
-    float32 does with sums in float16, not the other way.
+    Records of the layer without its residual come last. Each tiling gets the key's accumulator: a tiling measured with
+    float32 accumulators also suits float16, but not the reverse.
     """
     specs = [each.spec for each in own_and_shared(key)]
 
@@ -78,15 +79,15 @@ def related(records: Iterable[TuningRecord], key: TuningKey) -> list[tuple[Tunin
 
 @dataclass(frozen=True)
 class TuningBook:
-    """The best record of each key, and for layers without one the cost model."""
+    """The best record per key, and the cost model for layers without one."""
 
     records: Mapping[TuningKey, TuningRecord]
     ranking: Ranking = ranking_of
-    """Who puts a layer's tilings in order by the model."""
+    """Ranks a layer's tilings by the cost model."""
 
     @staticmethod
     def of(own: Iterable[TuningRecord], shipped: Iterable[TuningRecord] = ()) -> TuningBook:
-        """The ledger's own records come before those that ship with the project; of each, the best counts."""
+        """The best record per key; the ledger's own records take precedence over the shipped ones."""
         best: dict[TuningKey, TuningRecord] = {}
         for records in (shipped, own):
             here: dict[TuningKey, TuningRecord] = {}
@@ -100,11 +101,11 @@ class TuningBook:
     def tilings(
         self, spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], options: BuildOptions
     ) -> list[tuple[Tiling, TilingChoice]]:
-        """The tiling for each architecture; `batch` in images or rows, `nonzeros` per output channel [K].
+        """The tiling per architecture; `batch` in images or rows, `nonzeros` per output channel [K].
 
-        Without a record of the layer's density that of the nearest one counts (see NEAR), and without one of a layer
-        with its residual that of the layer alone. If a record's tiling does not fit these weights, the cost model
-        chooses, and the choice says why. Raises TilingError if no tiling fits.
+        A record of the nearest density (see NEAR), or of the layer without its residual, stands in for a missing one.
+        If a record's tiling does not fit the weights, the cost model chooses, and the choice says why. Raises
+        TilingError if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
         of_model: dict[bool, Tiling] = {}

@@ -1,4 +1,4 @@
-"""Tuning records in a file of JSON lines: its writer, its reader, and the records that ship with the project."""
+"""Files of tuning records, one JSON line each, and the records shipped with the project."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from farm.tuning.record import TuningRecord, record_of_json
 SCHEMA_VERSION = 1
 """Version of the file format, in its first line. JSON Schema of each line: tuning.schema.json."""
 SHIPPED = ("h200.jsonl", "h200_networks.jsonl")
-"""Files beside this module, exported after `farm tune` on the GPU that each is named after: `--op all`, and networks.
+"""Files beside this module, exported after `farm tune` on the GPU in their name: `--op all`, and whole networks.
 
-Records without cubins are from the measurements in tests/benchmarks/cost_model: the best of six tilings of each layer,
-one of them the choice of the present cost model; for cold times the L2 cache was overwritten. One record in
-`h200.jsonl` is of ResNet's first layer with its pool, the best of 57 tilings with their code in the caches. Records
-of float16 are of kernels measured as by `farm tune`, with given tilings, six of them in the network.
+Records without cubins come from tests/benchmarks/cost_model: the best of six tilings per layer, one of them the cost
+model's choice, with the L2 cache overwritten for cold times. One record in `h200.jsonl`, of ResNet's first layer with
+its pool, is the best of 57 tilings with warm code. The float16 records were measured with given tilings, six of them
+in the network.
 """
-_WAY_OUT = "give a file that farm tuning export wrote"
+_WAY_OUT = "give a file written by farm tuning export"
 
 
 def text_of(records: Iterable[TuningRecord]) -> str:
-    """A file's text: a line with the version, then one line for each record, in an order given by the records alone."""
+    """Text of a file: a line with the version, then a line per record, in a canonical order."""
     ordered = sorted(records, key=lambda each: json.dumps(each.to_json(), sort_keys=True))
     lines = [{"schema_version": SCHEMA_VERSION}, *(record.to_json() for record in ordered)]
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
-    """Reads a file's text; `name` is the file's, for errors. Raises UsageError if any line is invalid."""
+    """Records of a file's text; `name` is the file name in messages. Raises UsageError if any line is invalid."""
     lines = text.splitlines()
     header = _value(lines[0], 1, name) if lines else None
     if not isinstance(header, dict) or "schema_version" not in header:
-        raise UsageError(f"{name} holds no tuning records: its first line has no schema_version; {_WAY_OUT}")
+        raise UsageError(f"{name} is not a file of tuning records, its first line has no schema_version: {_WAY_OUT}")
     if header != {"schema_version": SCHEMA_VERSION}:
         found = header["schema_version"]
         raise UsageError(
@@ -50,7 +50,7 @@ def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
             _check_spec(record)
             records.append(record)
         except ValueError as error:
-            raise UsageError(f"{name}: line {number} is bad, {error}: nothing was imported") from None
+            raise UsageError(f"{name}: line {number} is invalid, {error}: nothing was imported") from None
     return tuple(records)
 
 
@@ -62,7 +62,7 @@ def _value(line: str, number: int, name: str) -> Any:
 
 
 def _check_spec(record: TuningRecord) -> None:
-    """Records are found by the spec that `tuned_spec` gives. Raises ValueError."""
+    """Raises ValueError for a spec that `tuned_spec` never returns: no layer would find the record."""
     spec = record.key.spec
     try:
         sizes = (*spec.weights_shape, *spec.input_shape, *spec.output_shape)
@@ -70,11 +70,11 @@ def _check_spec(record: TuningRecord) -> None:
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         found = False
     if not found:
-        raise ValueError(f"its spec {spec} is of no layer")
+        raise ValueError(f"no layer has its spec {spec}")
 
 
 @lru_cache(maxsize=1)
 def shipped_records() -> Sequence[TuningRecord]:
-    """The records that ship with the project, read when they are first needed."""
+    """Records shipped with the project, read on first use."""
     folder = files("farm.tuning")
     return tuple(record for name in SHIPPED for record in read_records(folder.joinpath(name).read_text(), name))

@@ -1,4 +1,4 @@
-"""Which layers compute the max pool behind them: those that are predicted to be faster than layer and pool apart."""
+"""Fusion of max pools into the layers before them, where the cost model predicts a gain."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from codegen.selection.cost_model import pool_microseconds, predict_microseconds
 from farm.jobs.model import BuildOptions
 from farm.tuning.book import TuningBook
 
-GAIN, LEAST_MICROSECONDS = 1.04, 5.0
-"""How much faster a layer must be predicted with its pool, or by how much time: at the end of a small launch the
-exchange of sums takes up to 4 us that the model does not know."""
+GAIN, MIN_MICROSECONDS = 1.04, 5.0
+"""Required predicted gain of a fused pool, as a ratio or in time: at the end of a small launch the exchange of sums
+takes up to 4 us, which the model does not include."""
 OTHER_TILING_GAIN = 1.1
-"""The same where its tiling has no whole windows, so that it takes another: the model may be off by more than a pool
-takes. VGG-16's conv3_3 at batch 8 lost 55 us so."""
+"""Required gain where the fused layer needs another tiling: the model's error may exceed the time of a pool. VGG-16's
+conv3_3 at batch 8 lost 55 us that way."""
 
 
 def pooled_where_faster(layer: Layer, book: TuningBook, options: BuildOptions) -> Layer:
-    """The layer with its pool if that is faster, over all of the job's architectures; else as it is."""
+    """The layer with its pool if that is predicted faster, summed over the job's architectures; else the layer."""
     if layer.pool is None:
         return layer
     joined = layer.with_pool()
     try:
         before, after = (_tilings(each, book, options) for each in (layer, joined))
-    except TilingError:  # no tiling has whole windows, or the layer has none at all
+    except TilingError:  # no tiling covers whole windows, or none fits at all
         return layer
     density = layer.weights.nonzeros / layer.spec.weights_count
     pool = pool_microseconds(joined.spec, options.batch) if is_pooled(joined.spec) else 0.0
-    # A record's tiling may be far from the best by the model, which then says nothing about what another one gains.
+    # A record's tiling may be far from the model's best; take the lower prediction of both tilings.
     apart = min(_microseconds(layer.spec, each, options.batch, density) for each in (before, after))
     apart += len(before) * pool
     together = _microseconds(joined.spec, after, options.batch, density)
     if before != after:
         return joined if apart >= OTHER_TILING_GAIN * together else layer
-    return joined if apart >= GAIN * together or apart - together >= LEAST_MICROSECONDS * len(before) else layer
+    return joined if apart >= GAIN * together or apart - together >= MIN_MICROSECONDS * len(before) else layer
 
 
 def _tilings(layer: Layer, book: TuningBook, options: BuildOptions) -> list[Tiling]:
-    """For each architecture."""
+    """Tiling per architecture."""
     found = book.tilings(layer.spec, options.batch, layer.weights.nonzeros_per_output, options)
     return [tiling for tiling, _ in found]
 

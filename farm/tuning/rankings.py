@@ -1,4 +1,4 @@
-"""Rankings that are kept in the store: to order a layer's tilings the cost model looks at thousands of them."""
+"""Cache of the cost model's rankings in the store: ranking a layer evaluates thousands of tilings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from farm.store.contract import Record, Store
 
 RANKING_STAGE = "ranking"
 FIRST = 32
-"""Tilings of a ranking that are kept: in five networks the first that did for a layer's very weights was the thirteenth
-at most. If none of them does, the whole ranking is worked out again."""
+"""Cached tilings per ranking. In five networks the first tiling that fits a layer's weights is the thirteenth at most;
+if none of the cached ones fits, the whole ranking is computed again."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class _Head:
 
     tilings: tuple[Tiling, ...]
     count: int
-    """Of the whole ranking."""
+    """Length of the whole ranking."""
 
 
 class KeptRankings:
-    """A `codegen.selection.ranking.Ranking` that asks the store before it works one out, and keeps that there.
+    """A `codegen.selection.ranking.Ranking` cached in the store.
 
-    A ranking is of a shape and of bands, not of weights: the checkpoints of a sweep share it. Tuning records come
-    before it and are no part of it, so a new one counts at once.
+    A ranking depends on a shape and on bands of batch and density, not on weights: the checkpoints of a sweep share it.
+    It does not include tuning records, so a new record takes effect at once.
     """
 
     def __init__(self, store: Store, *, namespace: str = "", writes: bool = True, recache: bool = False) -> None:
@@ -45,7 +45,7 @@ class KeptRankings:
         self._heads: dict[RankingKey, _Head] = {}
 
     def __call__(self, question: RankingQuestion) -> Iterator[Tiling]:
-        """The ranking; what is behind its kept tilings is worked out when somebody asks for it."""
+        """The ranking; tilings after the cached ones are computed on demand."""
         key = ranking_key(question)
         if (head := self._heads.get(key) or self._found(key)) is None:
             ranking = ranking_of(question)
@@ -65,14 +65,14 @@ class KeptRankings:
             return
         tilings, count = [tiling.to_json() for tiling in head.tilings], head.count
         record = {"tilings": tilings, "count": count, "check": _check(tilings, count), "namespace": self._namespace}
-        self._writes = False  # until the store has shown that it can be written: not all who submit may write records
+        self._writes = False  # until a write succeeds: some submitters may not write records
         with suppress(StoreError):
             self._store.put_record(RANKING_STAGE, key.digest, record)
             self._writes = True
 
 
 def _head_of(record: Record) -> _Head | None:
-    """What `_keep` wrote; None of anything else."""
+    """Reads the output of `_keep`; None for anything else."""
     try:
         if record["check"] != _check(record["tilings"], record["count"]):
             return None
@@ -82,5 +82,5 @@ def _head_of(record: Record) -> _Head | None:
 
 
 def _check(tilings: object, count: object) -> int:
-    """A damaged number would make another tiling, which nobody would notice: records have no digests of their own."""
+    """Checksum: records have no digests, and a damaged number would silently select another tiling."""
     return zlib.crc32(json.dumps([tilings, count], sort_keys=True).encode())

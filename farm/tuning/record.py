@@ -1,4 +1,4 @@
-"""TuningRecord: which tiling was fastest for a kind of layer on a GPU, and how fast. Frozen values, JSON and back."""
+"""TuningRecord: the fastest tiling measured for a kind of layer on a GPU; frozen values with a JSON form."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from codegen.keys import digest_fields
 
 
 def plain_arch(arch: str) -> str:
-    """Without the letter of architectures that are tied to a GPU: sm_90a is the same one as sm_90."""
+    """Architecture without its letter: sm_90a is the same GPU as sm_90."""
     return arch if arch[-1].isdigit() else arch[:-1]
 
 
 @dataclass(frozen=True)
 class TuningKey:
-    """What a tiling is fastest for: layers that share it are given the same one."""
+    """The kind of layer that a record is for; layers with equal keys get the same tiling."""
 
     arch: str
-    """Without a letter: sm_90a is the same GPU as sm_90."""
+    """Architecture without a letter, from `plain_arch`."""
     spec: LayerSpec
-    """As `tuned_spec` has it."""
+    """Result of `tuned_spec`."""
     batch_band: int
-    """In images, or in rows of a Linear."""
+    """Band of the batch in images, or in rows of a Linear."""
     density_band: float
     accumulate: Accumulator
     optimisation: int
-    """Level of ptxas."""
+    """Optimisation level of ptxas."""
 
     @property
     def digest(self) -> str:
-        """Names the key in the ledger."""
+        """Digest that names the key in the ledger."""
         return digest_fields({name: json.dumps(value, sort_keys=True) for name, value in self.to_json().items()})
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Plain JSON values."""
         return {
             "arch": self.arch,
             "spec": self.spec.to_json(),
@@ -57,24 +57,24 @@ class TuningRecord:
 
     key: TuningKey
     gpu: str
-    """Its name, as the driver has it."""
+    """Name reported by the driver."""
     tiling: Tiling
     microseconds: float
-    """Time of one launch of the layer, at this batch size and density, its code in the caches and its data not."""
+    """Warm time of one launch at this batch and density: code in the caches, data not."""
     model_microseconds: float
-    """The same of the tiling that the cost model ranks first."""
+    """Warm time of the cost model's first choice."""
     tried: int
     """Tilings measured."""
     cubins: tuple[str, ...]
-    """Digests of what was measured, one for each part."""
+    """Digests of the measured cubins, one per part."""
     measured_at: datetime
     cold_microseconds: float | None = None
-    """As in a network, where other layers run between two runs of it; None of a record that was chosen without."""
+    """Cold time, as in a network where other layers run in between; None for a record chosen by warm times."""
     model_cold_microseconds: float | None = None
-    """The same of the tiling that the cost model ranks first."""
+    """Warm time of the cost model's first choice."""
 
     def beats(self, other: TuningRecord) -> bool:
-        """Whether it is the better one of the same key: chosen as in a network, then the faster one."""
+        """Whether it is better than another record of its key: cold times first, then the faster one."""
         return self._order < other._order
 
     @property
@@ -84,13 +84,13 @@ class TuningRecord:
 
     @property
     def slower(self) -> float:
-        """Time of the cost model's first choice over that of this tiling, as in a network if that is known."""
+        """Time of the cost model's first choice over this tiling's: cold times if known, else warm."""
         if self.cold_microseconds is None or self.model_cold_microseconds is None:
             return self.model_microseconds / self.microseconds
         return self.model_cold_microseconds / self.cold_microseconds
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values; `record_of_json` is its inverse."""
+        """Plain JSON values; `record_of_json` is the inverse."""
         cold = {"cold_microseconds": self.cold_microseconds, "model_cold_microseconds": self.model_cold_microseconds}
         return {
             "gpu": self.gpu,
@@ -106,7 +106,7 @@ class TuningRecord:
 
 
 _COLD = frozenset({"cold_microseconds", "model_cold_microseconds"})
-"""Only records chosen as in a network have them."""
+"""Present only in records chosen by cold times."""
 _KEYS = frozenset(
     {
         *(each.name for each in fields(TuningKey)),
@@ -116,7 +116,7 @@ _KEYS = frozenset(
 
 
 def record_of_json(value: Any) -> TuningRecord:
-    """Reads what `to_json` wrote. Raises ValueError, in words, for anything else."""
+    """Reads the output of `to_json`. Raises ValueError, with the reason, for anything else."""
     if not isinstance(value, Mapping):
         raise ValueError("it is not an object")
     if missing := _KEYS - value.keys():
@@ -141,7 +141,7 @@ def record_of_json(value: Any) -> TuningRecord:
 
 
 def tiling_of_json(value: Any) -> Tiling:
-    """Reads what `Tiling.to_json` wrote. Raises ValueError for anything else."""
+    """Reads the output of `Tiling.to_json`. Raises ValueError for anything else."""
     try:
         tiling = Tiling(**value)
     except TypeError:

@@ -23,7 +23,7 @@ from farm.cuda import device
 from farm.ledger import open_ledger
 from farm.tuning.files import text_of
 from farm.tuning.search import tune
-from farm.tuning.search.candidates import in_turn
+from farm.tuning.search.candidates import serial_ranker
 from tests.benchmarks.cost_model.points import points_of
 from tests.samples import SMALL, fixed_toolchain, layer
 from tests.tuning_samples import GPU, PlayedBuilder, PlayedRig, record
@@ -208,7 +208,9 @@ def test_layers_without_time_are_counted_and_are_no_failure(
     ticks = count()
     monkeypatch.setattr(tune.time, "monotonic", lambda: float(next(ticks)))
     monkeypatch.setattr(tune.tune_on, "__defaults__", (tune.time.monotonic,))
-    monkeypatch.setattr(tune, "SideBySide", lambda processes: in_turn)  # a pool of processes asks that clock too
+    monkeypatch.setattr(
+        tune, "ParallelRanker", lambda processes: serial_ranker
+    )  # a pool of processes asks that clock too
     assert run([*TUNE[:-2], "--seconds", "3"]) == OK
     shown = capsys.readouterr().out
     assert "no time left for 1 layer: run the same command again" in shown

@@ -133,7 +133,7 @@ def test_of_a_large_output_some_images_are_compared_the_first_and_the_last_among
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = PlayedRig(fastest(RANKED[5]), wrong=lambda tiling: tiling == RANKED[5])
-    monkeypatch.setattr("farm.tuning.search.check.MOST_OUTPUTS", 1)
+    monkeypatch.setattr("farm.tuning.search.check.MAX_OUTPUTS", 1)
     [said] = found(rig).wrong  # a played wrong kernel is wrong in its last output
     assert "1 outputs differ from those of the first kernel" in said
 

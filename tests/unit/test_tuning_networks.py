@@ -14,8 +14,8 @@ from codegen.ir.tiling import Tiling
 from codegen.sass.qualification import Assembler
 from farm.cuda.measure.workload import NONZERO_BYTES, Case, Choice, model_cases
 from farm.tuning.book import TuningBook, tuned_spec
-from farm.tuning.search.candidates import SideBySide, Unranked, in_turn
-from farm.tuning.search.layer_kinds import LEAST_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
+from farm.tuning.search.candidates import ParallelRanker, Unranked, serial_ranker
+from farm.tuning.search.layer_kinds import MIN_CANDIDATES, Effort, kinds_of, led_by_records, shares_of
 from farm.tuning.search.tune import Outcome, TunePlan, TuneProgress
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 from tests.tuning_samples import KeptRecords, PlayedBuilder, PlayedRig, record, whole_tuning
@@ -51,7 +51,7 @@ def test_the_layer_that_takes_most_of_the_networks_time_comes_first() -> None:
 
 def test_layers_are_ranked_side_by_side_as_in_turn() -> None:
     layers = [Unranked.of(case, "sm_90", "float32") for case in cases(1, 64)]
-    assert list(SideBySide(2)(layers)) == list(in_turn(layers))
+    assert list(ParallelRanker(2)(layers)) == list(serial_ranker(layers))
 
 
 def test_layers_of_a_kind_count_together() -> None:
@@ -76,7 +76,7 @@ def test_more_candidates_are_tried_of_what_takes_longer_and_at_least_two_of_all(
     plan = TunePlan(Effort(seconds=4))
     whole_tuning(rig, builder, KeptRecords(), list(model_cases(net, [], Choice((64,)))), plan, TuneProgress())
     tried = {name: sum(case.key.operator == name for case in builder.cases) for name in ("many0", "alone")}
-    assert tried["many0"] > tried["alone"] == LEAST_CANDIDATES
+    assert tried["many0"] > tried["alone"] == MIN_CANDIDATES
 
 
 def test_more_candidates_are_tried_of_what_is_assembled_without_ptxas() -> None:

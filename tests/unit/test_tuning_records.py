@@ -142,9 +142,9 @@ def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
         (changed(tiling=None), "is not one of this version"),
         (changed(spec={"operator": "pool"}), "is not one of this version"),
         (changed(spec=[]), "is not one of this version"),
-        (changed(spec={**SMALL.to_json(), "channels": -3}), "is of no layer"),
-        (changed(spec={**SMALL.to_json(), "channels": "3"}), "is of no layer"),
-        (changed(spec=replace(SMALL, epilogue=(Clip(low=0.0),)).to_json()), "is of no layer"),
+        (changed(spec={**SMALL.to_json(), "channels": -3}), "no layer has its spec"),
+        (changed(spec={**SMALL.to_json(), "channels": "3"}), "no layer has its spec"),
+        (changed(spec=replace(SMALL, epilogue=(Clip(low=0.0),)).to_json()), "no layer has its spec"),
     ],
 )
 def test_a_bad_record_is_refused_in_words_with_its_number(
@@ -153,7 +153,7 @@ def test_a_bad_record_is_refused_in_words_with_its_number(
     lines = text_of([record(TUNED, arch="sm_80"), record(TUNED)]).splitlines()
     bad = json.loads(lines[2])
     change(bad)
-    with pytest.raises(UsageError, match=rf"records\.jsonl: line 3 is bad, .*{says}.*nothing was imported"):
+    with pytest.raises(UsageError, match=rf"records\.jsonl: line 3 is invalid, .*{says}.*nothing was imported"):
         read_records("\n".join([*lines[:2], json.dumps(bad)]), "records.jsonl")
 
 

@@ -1,1 +1,1 @@
-"""The search for the fastest tiling on the GPU at hand: what `farm tune` does."""
+"""Search for the fastest tilings on a GPU, as `farm tune` runs it."""

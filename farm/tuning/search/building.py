@@ -1,4 +1,4 @@
-"""Candidates on their way: so many begun that every builder has one to go on with, those of later layers too."""
+"""Builds of candidates ahead of their measurement, including those of later layers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from farm.cuda.measure.kernels import BuiltLayer
 from farm.cuda.measure.workload import Case
 
 ALIKE = 3
-"""Tilings with the same tile, rows, images and K groups that are tried before others, unless they are the fastest."""
+"""Most tilings of equal tile, rows, images and K groups measured before others, unless they lead."""
 
 
 class Builder(Protocol):
-    """Builds kernels beside the search: a KernelPool."""
+    """Builds kernels in the background, as KernelPool does."""
 
     @property
     def workers(self) -> int:
-        """Builds at once."""
+        """Concurrent builds."""
 
     def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
-        """Who makes a layer's machine code."""
+        """The assembler of a layer."""
 
     def submit(
         self,
@@ -33,16 +33,16 @@ class Builder(Protocol):
         tiling: Tiling | None = None,
         wanted: Callable[[], bool] = lambda: True,
     ) -> Future[BuiltLayer]:
-        """Begins a layer, which may end without a result once it is not wanted. Its future raises NotBuiltError."""
+        """Queues a build, which may be dropped once `wanted` is false. Its future raises NotBuiltError."""
 
 
 class Building:
-    """One layer's candidates, the best predicted first."""
+    """Builds of one layer's candidates, the best predicted first."""
 
     def __init__(
         self, case: Case, builder: Builder, tilings: Sequence[Tiling], accumulate: Accumulator, most: int | None
     ) -> None:
-        """`most` is how many of the tilings are built; None: all."""
+        """`most` limits the number of builds; None: no limit."""
         self.case = case
         self._builder = builder
         self.first = tilings[0]
@@ -54,15 +54,15 @@ class Building:
         self._later: Sequence[Building] = ()
 
     def before(self, later: Sequence[Building]) -> None:
-        """These are built once nothing of this one is left to begin."""
+        """Sets the layers whose builds collect_outcomes once all of this one are queued."""
         self._later = later
 
     def favour(self, tiling: Tiling) -> None:
-        """What is nearly like this one comes next."""
+        """Moves tilings similar to this one to the front."""
         self._left.sort(key=lambda other: _alike(other) != _alike(tiling))
 
     def as_built(self, late: Callable[[], bool]) -> Iterator[tuple[Tiling, Future[BuiltLayer]]]:
-        """Each as it is built, whatever came of it; when it is late, only the first one is still waited for."""
+        """Yields each ended build; once `late`, only the first candidate is still waited for."""
         try:
             if not self._begun:
                 self._begin(1)
@@ -74,7 +74,7 @@ class Building:
                 if not self._begun:
                     return
                 done, _ = wait(self._begun, return_when=FIRST_COMPLETED)
-                # The best predicted first: time may be up before all have been measured.
+                # In predicted order: time may be up before all are measured.
                 for future in [each for each in self._begun if each in done]:
                     tiling = self._begun.pop(future)
                     if tiling == self.first or not late():
@@ -83,13 +83,13 @@ class Building:
             self.give_up()
 
     def give_up(self) -> None:
-        """What was begun and not taken is not wanted any more."""
+        """Drops the builds that were not yielded."""
         self._wanted = False
         for future in self._begun:
             future.cancel()
 
     def _fill(self) -> None:
-        """Two for each builder are under way, of this layer while it has any."""
+        """Keeps two builds per worker queued, of this layer while it has any."""
         free = 2 * self._builder.workers - len(self._begun)
         free -= sum(each.under_way for each in self._later)
         for building in (self, *self._later):
@@ -97,7 +97,7 @@ class Building:
 
     @property
     def under_way(self) -> int:
-        """Begun and not built yet."""
+        """Queued builds that have not ended."""
         return sum(not future.done() for future in self._begun)
 
     def _begin(self, count: int) -> int:
@@ -110,14 +110,14 @@ class Building:
         return count
 
     def _drop(self) -> None:
-        """What runs already ends after its kernel at hand, which is in the store for the next time."""
+        """Drops all builds but the first candidate's; a running one stops after its current kernel, which is cached."""
         for future in [each for each, tiling in self._begun.items() if tiling != self.first]:
             future.cancel()
             del self._begun[future]
 
 
 def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
-    """The same tilings in the same order, but of those nearly alike only a few at first, the others after all."""
+    """Tilings in order, with at most ALIKE similar ones before the rest."""
     seen: dict[tuple[int, ...], int] = {}
     first: list[Tiling] = []
     later: list[Tiling] = []
@@ -129,5 +129,5 @@ def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
 
 
 def _alike(tiling: Tiling) -> tuple[int, ...]:
-    """The same for tilings that are nearly alike."""
+    """Value that is equal for similar tilings."""
     return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_outputs, tiling.cluster

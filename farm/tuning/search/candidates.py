@@ -1,4 +1,4 @@
-"""The tilings of many layers by the cost model, which takes seconds for a large one: in turn, or side by side."""
+"""Rankings of many layers by the cost model, in one process or in parallel; a large layer takes seconds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from farm.executors.processes import end_with_parent
 
 @dataclass(frozen=True, eq=False)
 class Unranked:
-    """What a layer's ranking depends on: not its weights, but how many there are."""
+    """Input of a layer's ranking: its shape and the counts of its weights."""
 
     spec: LayerSpec
     images: int
     nonzeros: NDArray[np.integer]
-    """Per kernel [K]."""
+    """Non-zeros per output channel [K]."""
     accumulate: Accumulator
     clusters: bool
 
@@ -38,25 +38,25 @@ class Unranked:
 
 
 Ranker = Callable[[Sequence[Unranked]], Iterable[tuple[Tiling, ...]]]
-"""Gives each layer's tilings, the one predicted to be fastest first; empty where nothing fits."""
+"""Ranks each layer's tilings, fastest predicted first; empty where none fits."""
 
 
-def in_turn(layers: Sequence[Unranked]) -> Iterable[tuple[Tiling, ...]]:
-    """See Ranker."""
+def serial_ranker(layers: Sequence[Unranked]) -> Iterable[tuple[Tiling, ...]]:
+    """Ranker in this process."""
     return map(_ranked, layers)
 
 
 @dataclass(frozen=True)
-class SideBySide:
-    """A Ranker that takes at most so many processes, which are gone when it is done."""
+class ParallelRanker:
+    """Ranker with up to `processes` worker processes, which end with it."""
 
     processes: int
 
     def __call__(self, layers: Sequence[Unranked]) -> Iterable[tuple[Tiling, ...]]:
         count = min(self.processes, len(layers))
         if count < 2:
-            return in_turn(layers)
-        # A process that is forked from one with a GPU may hang.
+            return serial_ranker(layers)
+        # Spawned: a process forked from one with a CUDA context may hang.
         with ProcessPoolExecutor(count, get_context("spawn"), end_with_parent, (os.getpid(),)) as pool:
             return list(pool.map(_ranked, layers))
 

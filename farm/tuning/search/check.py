@@ -1,4 +1,4 @@
-"""Whether a kernel is right, before anybody asks how fast it is."""
+"""Correctness check of a candidate's output, before its time counts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from farm.cuda.measure.workload import Case
 from farm.tuning.search.rig import Bench
 
 TOLERANCES = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 2e-2}
-"""Most that two correct kernels, which add in different orders, may differ anywhere, relative to the largest output."""
+"""Largest difference of two correct kernels, which sum in different orders, relative to the largest output."""
 TOLERANCE_OF_LONG_HALF_SUMS = 5e-2
 
 
-MOST_OUTPUTS = 8_000_000
-"""Of a candidate so many are compared; of a whole layer at batch 64 that takes longer than to build and to time it."""
+MAX_OUTPUTS = 8_000_000
+"""Outputs compared per candidate: comparing a whole layer at batch 64 takes longer than building and timing it."""
 
 
-class Judge:
-    """Compares the outputs of one layer's kernels: each with the first that was right, which the reference has seen.
+class OutputCheck:
+    """Checks the outputs of one layer's candidates.
 
-    What is kept passes the reference too: `last_objection`.
+    The first one is verified against the reference, later ones are compared with the first correct output; the winner
+    is verified against the reference too (`reference_defect`).
     """
 
     def __init__(self, case: Case, bench: Bench, seed: int) -> None:
@@ -35,22 +36,22 @@ class Judge:
         self._bench = bench
         self._seed = seed
         self._right: NDArray[Any] | None = None
-        """Some images of the output of the first kernel that was right."""
+        """Some images of the first correct output."""
         self._passed: set[Tiling] = set()
-        """What the reference has seen: for a large layer it takes longer than to time ten kernels."""
+        """Tilings verified against the reference, which for a large layer takes longer than timing ten kernels."""
 
-    def objection(self, tiling: Tiling, output: NDArray[Any]) -> str:
-        """What is wrong with the output of this tiling's kernels, in words; empty if nothing is."""
+    def defect(self, tiling: Tiling, output: NDArray[Any]) -> str:
+        """The defect of a tiling's output; empty if there is none."""
         some = _some_images(output)
         if self._right is None:
-            found = self.last_objection(tiling, output)
+            found = self.reference_defect(tiling, output)
             if not found:
                 self._right = some.copy()
             return found
         return "" if np.array_equal(some, self._right) else self._differences(tiling, some, self._right)
 
-    def last_objection(self, tiling: Tiling, output: NDArray[Any]) -> str:
-        """The same by sampled blocks of all images against the float64 reference; nothing may be left unwritten."""
+    def reference_defect(self, tiling: Tiling, output: NDArray[Any]) -> str:
+        """The defect of an output against the float64 reference, on sampled blocks; every element must be written."""
         if tiling in self._passed:
             return ""
         case, bench = self._case, self._bench
@@ -71,6 +72,6 @@ class Judge:
 
 
 def _some_images(output: NDArray[Any]) -> NDArray[Any]:
-    """The first, the last, and evenly between them as many as may be compared."""
-    most = max(2, MOST_OUTPUTS * len(output) // output.size)
+    """The first, the last and evenly spaced images in between, up to the limit."""
+    most = max(2, MAX_OUTPUTS * len(output) // output.size)
     return output if len(output) <= most else output[np.linspace(0, len(output) - 1, most).astype(int)]

@@ -1,4 +1,4 @@
-"""Which layers are tuned, in which order, and how much is tried of each."""
+"""Layers to tune: their kinds, their order and the number of candidates of each."""
 
 from __future__ import annotations
 
@@ -17,68 +17,68 @@ from farm.cuda.measure.workload import Case
 from farm.tuning.book import key_of, related
 from farm.tuning.record import TuningKey, TuningRecord
 from farm.tuning.search.building import Builder, Building, spread
-from farm.tuning.search.candidates import Ranker, Unranked, in_turn
+from farm.tuning.search.candidates import Ranker, Unranked, serial_ranker
 
-LEAST_CANDIDATES, MOST_CANDIDATES = 2, 24
-"""Of a layer, where the time for all of them is given: the cost model's first choice and another, at least."""
+MIN_CANDIDATES, MAX_CANDIDATES = 2, 24
+"""Bounds on the candidates of a layer when the time is given for all layers."""
 BUILDING_SHARE = 0.6
-"""Of that time times the builders, which the candidates' predicted building may take: the GPU needs its time too."""
+"""Share of the given time times the builders that predicted builds may take; the GPU needs time too."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """Layers at a batch that share a record: the first of them is measured."""
+    """Layers at a batch that share a record; the first is measured."""
 
     key: TuningKey
     case: Case
     also: tuple[str, ...]
-    """Names of the others."""
+    """Names of the other layers."""
     ranked: tuple[Tiling, ...]
-    """What is tried, in order; the first is the cost model's choice. Empty where nothing fits."""
+    """Candidates in order, the cost model's choice first; empty if no tiling fits."""
     microseconds: float
-    """Predicted time of all of them together with that choice: what can be gained."""
+    """Predicted total time of these layers with the first candidate."""
     build_seconds: float
     """Predicted CPU time of the tools for one candidate."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is tried."""
+    """Limits of a tuning run."""
 
     budget_seconds: float = 60.0
-    """For one layer at one batch; the cost model's first choice is measured however long it takes."""
+    """Time per layer and batch; the cost model's first choice is measured in any case."""
     candidates: int | None = None
-    """Of a layer at most; None: as many as the time allows."""
+    """Most candidates per layer; None: as many as the time allows."""
     seconds: float | None = None
-    """For all layers together, instead of the budget of each."""
+    """Time for all layers together, instead of the budget per layer."""
 
     def buildings(self, kinds: Sequence[Kind], builder: Builder, accumulate: Accumulator) -> list[Building]:
-        """The candidates of each kind."""
+        """Candidate builds of each kind."""
         return [
             Building(kind.case, builder, kind.ranked, accumulate, self._most(kind, share, builder.workers))
             for kind, share in zip(kinds, shares_of(kinds), strict=True)
         ]
 
     def _most(self, kind: Kind, share: float, workers: int) -> int | None:
-        """How many candidates: a layer that takes twice as long is worth twice the time."""
+        """Most candidates of a kind: in proportion to its share of the time."""
         if self.seconds is None:
             return self.candidates
         count = int(share * BUILDING_SHARE * self.seconds * workers / kind.build_seconds)
-        count = max(LEAST_CANDIDATES, min(MOST_CANDIDATES, count))
+        count = max(MIN_CANDIDATES, min(MAX_CANDIDATES, count))
         return count if self.candidates is None else min(count, self.candidates)
 
 
 BY_PLACE = 4
-"""So many of a layer's first tilings are tried with their blocks in the other order too, behind them."""
+"""Leading tilings that are also measured with the other block order."""
 
 TABLES = 6
-"""So many of a convolution's tilings whose weights are a table are tried after its first few."""
+"""Weight-table tilings of a convolution measured after its leading ones."""
 
 RELATED = 4
-"""So many tilings of the layer's records for other densities and batches are tried behind the cost model's choice."""
+"""Tilings of records at other densities and batches measured after the cost model's choice."""
 
 AssemblerOf = Callable[[LayerSpec, Tiling], Assembler]
-"""Who makes a layer's machine code."""
+"""Tells the assembler of a layer."""
 
 
 def kinds_of(
@@ -87,9 +87,9 @@ def kinds_of(
     accumulate: Accumulator,
     optimisation: int,
     assembler_of: AssemblerOf,
-    ranker: Ranker = in_turn,
+    ranker: Ranker = serial_ranker,
 ) -> list[Kind]:
-    """Layers by the key of their records, those first that are predicted to take the most of the GPU's time."""
+    """Kinds of layers, by the key of their records; the largest predicted share of GPU time first."""
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_output, accumulate, optimisation)
@@ -104,7 +104,7 @@ def kinds_of(
 
 
 def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
-    """The same kind; the tilings of the layer's other records, of the nearest densities, come second."""
+    """The kind with the tilings of related records, nearest density first, after the first candidate."""
     case = kind.case
     nonzeros = case.weights.nonzeros_per_output
     known = (tiling for _, tiling in related(records, kind.key))
@@ -114,7 +114,7 @@ def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
 
 
 def shares_of(kinds: Sequence[Kind]) -> list[float]:
-    """Of each in the time of all at its batch size, every batch size being worth the same; they add up to 1."""
+    """Share of each kind in the time at its batch size, with equal weight per batch size; the sum is 1."""
     whole: dict[int, float] = {}
     for kind in kinds:
         batch = kind.case.key.batch
@@ -123,7 +123,7 @@ def shares_of(kinds: Sequence[Kind]) -> list[float]:
 
 
 def part_of(kinds: Sequence[Kind]) -> float:
-    """What the first of these may have of the time that is left for all: half of it goes by share, half evenly."""
+    """Share of the remaining time for the first kind: half is divided by share, half evenly."""
     return (shares_of(kinds)[0] + 1 / len(kinds)) / 2
 
 
@@ -152,7 +152,7 @@ def _kind(
 
 
 def _in_both_orders(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:
-    """Behind each of the first few tilings that may have it, the same with its blocks in the other order."""
+    """Adds the other block order after each leading tiling that has one."""
     found: list[Tiling] = []
     for i, tiling in enumerate(tilings):
         found.append(tiling)

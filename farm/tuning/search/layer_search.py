@@ -1,7 +1,6 @@
-"""The search for one layer: candidates in the cost model's order, built while others are measured, until it is late.
+"""Search of one layer: candidates in the cost model's order, built while others are measured, until time is up.
 
-What is nearly like the fastest so far is tried before the others: the model knows blocks and K groups better than it
-knows chunks and stages.
+Tilings similar to the fastest so far come first: the model predicts blocks and K groups better than chunks and stages.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from codegen.ir.tiling import Tiling
 from farm.cuda.measure.kernels import BuiltLayer, NotBuiltError
 from farm.cuda.measure.workload import Case
 from farm.tuning.search.building import Building
-from farm.tuning.search.check import Judge
+from farm.tuning.search.check import OutputCheck
 from farm.tuning.search.rig import Bench, Rig, Times
 
 FINALISTS = 4
-"""The fastest, of which those that are close are measured again in turn: clocks change during a search."""
+"""Fastest candidates, measured again in turn if they are close: clocks change during a search."""
 CLOSE = 1.1
-"""At most so much slower than the fastest."""
+"""Largest ratio to the fastest of a close candidate."""
 ROUNDS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
-    """A tiling whose kernels are right, and their time."""
+class Candidate:
+    """A tiling with correct kernels, and their time."""
 
     tiling: Tiling
     built: BuiltLayer
@@ -37,7 +36,7 @@ class Trial:
 
 @dataclass(frozen=True, eq=False)
 class Winner:
-    """What a record is made of."""
+    """The chosen tiling with both times."""
 
     tiling: Tiling
     built: BuiltLayer
@@ -46,7 +45,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is kept of a trial: not its kernels."""
+    """Facts of a candidate, without its kernels."""
 
     tiling: Tiling
     cold_microseconds: float
@@ -55,10 +54,10 @@ class Measured:
     cubin_bytes: int
 
     @staticmethod
-    def of(trial: Trial) -> Measured:
-        facts = trial.built.facts
+    def of(candidate: Candidate) -> Measured:
+        facts = candidate.built.facts
         parts, registers, size = (int(facts.get(name, 0)) for name in ("parts", "registers", "cubin_bytes"))
-        return Measured(trial.tiling, trial.cold_microseconds, parts, registers, size)
+        return Measured(candidate.tiling, candidate.cold_microseconds, parts, registers, size)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,7 +71,7 @@ class Measured:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What a search came to."""
+    """Result of a search."""
 
     best: Winner | None
     model: Winner | None
@@ -80,103 +79,108 @@ class Found:
     tried: int = 0
     """Kernels measured."""
     measured: tuple[Measured, ...] = ()
-    """The right ones, in the order in which they were."""
+    """Correct candidates, in the order of measurement."""
     not_built: int = 0
     wrong: tuple[str, ...] = ()
-    """Each tiling whose kernels compute something else, and how that showed."""
+    """Tilings with wrong outputs, and their defects."""
     reason: str = ""
-    """Why there is no best, in words."""
+    """Why there is no best candidate."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Told after each candidate."""
+    """Event: a candidate was measured."""
 
     tried: int
     best_microseconds: float | None
 
 
 def search(building: Building, rig: Rig, late: Callable[[], bool], *, seed: int = 0) -> Generator[Attempt, None, Found]:
-    """Tells its attempts; gives the fastest right kernels of a layer on this GPU. Raises DeviceError where it fails.
+    """Searches the fastest correct kernels of a layer on a GPU; yields an event per candidate. Raises DeviceError.
 
-    The cost model's first choice is measured however late it is.
+    The cost model's first choice is measured even when `late`.
     """
     case, first = building.case, building.first
-    trials: list[Trial] = []
+    candidates: list[Candidate] = []
     measured: list[Measured] = []
     wrong: list[str] = []
     tried = not_built = 0
     why_not = ""
     with rig.bench(case, seed) as bench:
-        judge = Judge(case, bench, seed)
+        check = OutputCheck(case, bench, seed)
         for tiling, future in building.as_built(late):
             try:
                 built = future.result()
             except NotBuiltError as error:
                 not_built, why_not = not_built + 1, str(error)
                 continue
-            objection, microseconds = _measure(case, bench, judge, tiling, built)
+            defect, microseconds = _measure(case, bench, check, tiling, built)
             if microseconds is None:
-                wrong.append(f"{tiling}: {objection}")
+                wrong.append(f"{tiling}: {defect}")
             else:
-                trial = Trial(tiling, built, microseconds)
-                measured.append(Measured.of(trial))
-                trials = _fastest([*trials, trial], first)
-                if trials[0].tiling == tiling:
+                candidate = Candidate(tiling, built, microseconds)
+                measured.append(Measured.of(candidate))
+                candidates = _fastest([*candidates, candidate], first)
+                if candidates[0].tiling == tiling:
                     building.favour(tiling)
             tried += 1
-            yield Attempt(tried, trials[0].cold_microseconds if trials else None)
-        if not trials:
+            yield Attempt(tried, candidates[0].cold_microseconds if candidates else None)
+        if not candidates:
             reason = "all of its kernels are wrong" if wrong else f"nothing could be built: {why_not}"
             return Found(None, None, tried, (), not_built, tuple(wrong), reason)
-        best, model, refused = _final(bench, judge, trials, first)
+        best, model, refused = _final(bench, check, candidates, first)
     reason = "" if best else "its fastest kernels are wrong"
     return Found(best, model, tried, tuple(measured), not_built, (*wrong, *refused), reason)
 
 
-def _measure(case: Case, bench: Bench, judge: Judge, tiling: Tiling, built: BuiltLayer) -> tuple[str, float | None]:
-    """What is wrong, or else the time."""
+def _measure(
+    case: Case, bench: Bench, check: OutputCheck, tiling: Tiling, built: BuiltLayer
+) -> tuple[str, float | None]:
+    """The defect of a candidate, or its time."""
     try:
-        objection = judge.objection(tiling, bench.output(built.kernels))
-        return objection, None if objection else bench.cold_microseconds(built.kernels)
+        defect = check.defect(tiling, bench.output(built.kernels))
+        return defect, None if defect else bench.cold_microseconds(built.kernels)
     except DeviceError as error:
-        # A kernel that reads or writes where it may not leaves the GPU unusable for this process.
+        # After an illegal access the GPU is unusable for this process.
         raise DeviceError(f"{case.key.operator} at batch {case.key.batch} with {tiling}: {error}") from None
 
 
-def _fastest(trials: Sequence[Trial], first: Tiling) -> list[Trial]:
-    """The finalists so far, the fastest first; kernels of the others need not be held any longer."""
-    ordered = sorted(trials, key=lambda trial: trial.cold_microseconds)
-    return ordered[:FINALISTS] + [trial for trial in ordered[FINALISTS:] if trial.tiling == first]
+def _fastest(candidates: Sequence[Candidate], first: Tiling) -> list[Candidate]:
+    """The finalists so far, fastest first; the kernels of others are released."""
+    ordered = sorted(candidates, key=lambda candidate: candidate.cold_microseconds)
+    return ordered[:FINALISTS] + [candidate for candidate in ordered[FINALISTS:] if candidate.tiling == first]
 
 
 def _final(
-    bench: Bench, judge: Judge, trials: Sequence[Trial], first: Tiling
+    bench: Bench, check: OutputCheck, candidates: Sequence[Candidate], first: Tiling
 ) -> tuple[Winner | None, Winner | None, list[str]]:
     """The best of them, the cost model's choice, and what is wrong with those that would have been the best.
 
     Those that may be the best are timed again in turn.
     """
-    limit = CLOSE * trials[0].cold_microseconds
-    finalists = [trial for trial in trials if trial.cold_microseconds <= limit]
-    taken = {trial.tiling: [trial.cold_microseconds] for trial in trials}
+    limit = CLOSE * candidates[0].cold_microseconds
+    finalists = [candidate for candidate in candidates if candidate.cold_microseconds <= limit]
+    taken = {candidate.tiling: [candidate.cold_microseconds] for candidate in candidates}
     for _ in range(ROUNDS if len(finalists) > 1 else 0):
-        for trial in finalists:
-            taken[trial.tiling].append(bench.cold_microseconds(trial.built.kernels))
-    again = [Trial(trial.tiling, trial.built, statistics.median(taken[trial.tiling])) for trial in trials]
+        for candidate in finalists:
+            taken[candidate.tiling].append(bench.cold_microseconds(candidate.built.kernels))
+    again = [
+        Candidate(candidate.tiling, candidate.built, statistics.median(taken[candidate.tiling]))
+        for candidate in candidates
+    ]
     refused: list[str] = []
-    for trial in sorted(again, key=lambda trial: trial.cold_microseconds):
-        objection = judge.last_objection(trial.tiling, bench.output(trial.built.kernels))
-        if not objection:
-            best = _winner(bench, trial)
+    for candidate in sorted(again, key=lambda candidate: candidate.cold_microseconds):
+        defect = check.reference_defect(candidate.tiling, bench.output(candidate.built.kernels))
+        if not defect:
+            best = _winner(bench, candidate)
             chosen = next((each for each in again if each.tiling == first), None)
-            if chosen is None or chosen is trial:
+            if chosen is None or chosen is candidate:
                 return best, None if chosen is None else best, refused
             return best, _winner(bench, chosen), refused
-        refused.append(f"{trial.tiling}: {objection}")
+        refused.append(f"{candidate.tiling}: {defect}")
     return None, None, refused
 
 
-def _winner(bench: Bench, trial: Trial) -> Winner:
-    times = Times(trial.cold_microseconds, bench.warm_microseconds(trial.built.kernels))
-    return Winner(trial.tiling, trial.built, times)
+def _winner(bench: Bench, candidate: Candidate) -> Winner:
+    times = Times(candidate.cold_microseconds, bench.warm_microseconds(candidate.built.kernels))
+    return Winner(candidate.tiling, candidate.built, times)

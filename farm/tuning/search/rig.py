@@ -1,4 +1,4 @@
-"""Where kernels are tried: a GPU with one layer's data at a time. Tests play another one."""
+"""A GPU that measures kernels, with one layer's data at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from farm.cuda.module import CodeRange
 from farm.cuda.prefetch import MIN_CODE_BYTES, CodePrefetcher, open_prefetcher
 
 Kernels = Sequence[tuple[bytes, Launch]]
-"""All parts of a layer: cubin and launch of each."""
+"""Cubin and launch of each part of a layer."""
 REPEATS = 5
-"""Replays of each graph: their median is taken, and the fastest kernels are measured again."""
+"""Replays per graph, of which the median counts; the fastest kernels are measured again."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Times:
     """Median times of one launch of a layer, all parts together."""
 
     cold_microseconds: float
-    """As in its network, where other layers run between two runs of it: what a tiling is chosen by."""
+    """Time as in its network, where other layers run in between; tilings are chosen by it."""
     warm_microseconds: float
-    """The same layer over and over: its code in the caches, its data not."""
+    """Time of repeated launches: code in the caches, data not."""
 
 
 class Bench(Protocol):
@@ -45,23 +45,23 @@ class Bench(Protocol):
     residual: NDArray[Any] | None
 
     def output(self, kernels: Kernels) -> NDArray[Any]:
-        """What the kernels write, NaN where they write nothing; the array is used again by the next call."""
+        """Output of the kernels, NaN where nothing was written; the array is reused by the next call."""
 
     def cold_microseconds(self, kernels: Kernels) -> float:
-        """What one launch of the layer takes as in its network."""
+        """Cold time of one launch."""
 
     def warm_microseconds(self, kernels: Kernels) -> float:
-        """The same over and over, which takes several times as long to find out."""
+        """Warm time of one launch; measuring it takes several times as long."""
 
 
 class Rig(Protocol):
-    """A GPU."""
+    """A GPU that measures kernels; tests substitute another."""
 
     gpu: str
     arch: str
 
     def bench(self, case: Case, seed: int) -> AbstractContextManager[Bench]:
-        """Brings a layer's data there, for as long as the `with` block lasts."""
+        """Uploads a layer's data for the duration of a `with` block."""
 
 
 class GpuRig:
@@ -88,7 +88,7 @@ class GpuRig:
 
 
 class GpuBench:
-    """See Bench. Launches are replayed as a CUDA graph; warm, inputs and outputs are used in turn."""
+    """Bench on the GPU: launches are replayed as a CUDA graph; warm ones rotate inputs and outputs."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class GpuBench:
         fetcher: CodePrefetcher | None,
         others_bytes: int | None,
     ) -> None:
-        """`others_bytes` is what the others move between two runs; None: more than the L2 cache holds.
+        """`others_bytes` is the traffic of other layers between two runs; None: more than the L2 cache holds.
 
-        With a fetcher a layer's code is in that cache when its turn comes, as graphs of networks see to.
+        With a fetcher the layer's code is prefetched into L2, as in graphs of networks.
         """
         self._device = device
         self._stream = stream
@@ -109,7 +109,7 @@ class GpuBench:
         self._others = others
         self._fetcher = fetcher
         self._others_bytes = others_bytes
-        # Every candidate's whole output comes here: that would take most of the time otherwise.
+        # Pinned memory: downloading every candidate's output would otherwise take most of the time.
         self._output = device.host_array(stage.output_shape, numpy_dtype(stage.shape.spec.data_type))
         self.x = stage.x
         self.residual = stage.residual
@@ -148,7 +148,7 @@ class GpuBench:
             return
         for code in codes:
             self._fetcher.fetch(code, stream.handle)
-        # Meanwhile code of other layers runs, which leave the L2 cache as it is.
+        # Other layers' code runs meanwhile and leaves the L2 cache unchanged.
         self._others.enqueue(0, source, target, ALIGNMENT_BYTES, stream)
 
     def _launch(self, layer: LoadedLayer, number: int) -> None:

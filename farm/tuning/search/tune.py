@@ -1,6 +1,6 @@
-"""One call of `farm tune`: layer by layer, the most expensive first, each winner kept at once.
+"""One run of `farm tune`: layer by layer, the most expensive first, with each record stored at once.
 
-So an interruption loses one layer only, and what the time does not suffice for is what matters least.
+An interruption loses one layer only, and the cheapest layers go without when time is short.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from farm.store.contract import blob_digest
 from farm.tuning.files import shipped_records
 from farm.tuning.record import TuningKey, TuningRecord
 from farm.tuning.search.building import Builder
-from farm.tuning.search.candidates import Ranker, SideBySide, in_turn
+from farm.tuning.search.candidates import ParallelRanker, Ranker, serial_ranker
 from farm.tuning.search.layer_kinds import Effort, Kind, kinds_of, led_by_records, part_of
 from farm.tuning.search.layer_search import Attempt, Found, Measured, search
 from farm.tuning.search.rig import GpuRig, Rig
@@ -38,30 +38,30 @@ from farm.worker.cache_lookup import known_toolchain
 
 @dataclass(frozen=True)
 class TunePlan:
-    """How layers are tuned."""
+    """Settings of a tuning run."""
 
     effort: Effort = field(default_factory=Effort)
     accumulate: Accumulator = "float32"
     optimisation: int = 3
-    """Level of ptxas."""
+    """Optimisation level of ptxas."""
     assembler: AssemblerChoice = "auto"
-    """Who makes the machine code that is measured."""
+    """Assembler of the measured kernels."""
     seed: int = 0
     force: bool = False
-    """Also layers that have a record of this GPU."""
+    """Tune layers that already have a record of this GPU."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """So many layers are to be tuned on this GPU; those of the same kind are one."""
+    """Event: the run begins with this number of kinds of layers."""
 
     gpu: str
     layers: int
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A candidate of a layer was measured."""
+class CandidateMeasured:
+    """Event: a candidate of a layer was measured."""
 
     layer: str
     batch: int
@@ -70,15 +70,15 @@ class Tried:
 
 @dataclass(frozen=True)
 class Measurements:
-    """Whatever was timed of one layer: what the cost model can be fitted to."""
+    """All measurements of one layer, to which the cost model can be fitted."""
 
     spec: LayerSpec
     images: int
-    """Or rows of a Linear."""
+    """Images, or rows of a Linear."""
     density: float
     """Non-zeros / weights."""
     kernels: tuple[Measured, ...]
-    """In the order in which they were."""
+    """Candidates in the order of measurement."""
 
     @staticmethod
     def of(case: Case, found: Found) -> Measurements:
@@ -87,64 +87,64 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one layer at one batch."""
+    """Event: result of one layer at one batch."""
 
     layer: str
     also: tuple[str, ...]
-    """Other layers of the same kind, which its record is for too."""
+    """Other layers of its kind, which share the record."""
     batch: int
     record: TuningRecord | None
     known: bool = False
-    """The record is from before."""
+    """Whether the record existed before."""
     not_built: int = 0
     wrong: tuple[str, ...] = ()
     reason: str = ""
-    """Why there is no record, in words."""
+    """Why there is no record."""
     left: bool = False
-    """There was no time for it."""
+    """Whether the time was up before it."""
     measured: Measurements | None = None
 
 
-TuningEvent = Started | Tried | Outcome
+TuningEvent = Started | CandidateMeasured | Outcome
 
 
 class TuneProgress:
-    """Shows nothing; a subclass overrides what it wants to show."""
+    """Receives the events of a run; this base class shows nothing."""
 
     def waiting(self, reason: str) -> None:
-        """There is no GPU for it yet."""
+        """No GPU is free yet."""
 
     def started(self, gpu: str, layers: int) -> None:
-        """So many layers are to be tuned on this GPU; those of the same kind are one."""
+        """Event: the run begins with this number of kinds of layers."""
 
     def trying(self, layer: str, batch: int, tried: int, best_microseconds: float | None) -> None:
         """A candidate of the layer was measured."""
 
     def done(self, outcome: Outcome) -> None:
-        """A layer is tuned, or was."""
+        """A layer is done: tuned now or before, or without a record."""
 
 
 class RecordTable(Protocol):
-    """Where records are kept: the ledger's table."""
+    """Storage of tuning records, such as the ledger's table."""
 
     def records(self, archs: Sequence[str] | None = None) -> list[TuningRecord]:
-        """All, or those for some architectures."""
+        """All records, or those of some architectures."""
 
     def put(self, record: TuningRecord) -> None:
-        """Keeps a record in place of the one of the same key and GPU."""
+        """Stores a record, replacing the one of equal key and GPU."""
 
 
 def tune(
     settings: Settings, cases: Sequence[Case], plan: TunePlan, progress: TuneProgress, *, local: bool = False
 ) -> list[Outcome]:
-    """Tunes layers on the cluster's GPU, or with `local` on this machine's. Raises DeviceError and NoWorkerError."""
+    """Tunes layers on a GPU of the cluster or, with `local`, of this machine. Raises DeviceError and NoWorkerError."""
     ledger = open_ledger(settings)
     try:
         with open_gpu(settings, local=local, notice=progress.waiting) as gpu:
             sent = stored_cases(cases, open_store(settings)) if gpu.is_remote else cases
             known, qualifications = ledger.tuning.records(), ledger.qualifications.known()
             work = partial(tuning_work, cases=sent, known=known, plan=plan, qualifications=qualifications)
-            return follow(gpu.run(work), ledger.tuning, progress)
+            return collect_outcomes(gpu.run(work), ledger.tuning, progress)
     finally:
         ledger.close()
 
@@ -156,7 +156,7 @@ def tuning_work(
     plan: TunePlan,
     qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Generator[TuningEvent, None, None]:
-    """`tune_on` the GPU of the machine where it runs. Raises DeviceError without one."""
+    """Tunes layers on the GPU of the current machine. Raises DeviceError without one."""
     with Device() as device:
         store = open_store(settings)
         toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
@@ -169,18 +169,18 @@ def tuning_work(
             assembler=plan.assembler,
             qualifications=qualifications,
         ) as pool:
-            ranker = SideBySide(settings.jobs)
+            ranker = ParallelRanker(settings.jobs)
             yield from tune_on(GpuRig(device), pool, loaded_cases(cases, store), known, plan, shipped_records(), ranker)
 
 
-def follow(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProgress) -> list[Outcome]:
-    """Shows how a tuning goes, and keeps each record as it comes."""
+def collect_outcomes(events: Iterable[TuningEvent], table: RecordTable, progress: TuneProgress) -> list[Outcome]:
+    """Forwards events to `progress`, stores each record at once, and returns the outcomes."""
     outcomes = []
     for event in events:
         match event:
             case Started():
                 progress.started(event.gpu, event.layers)
-            case Tried():
+            case CandidateMeasured():
                 progress.trying(event.layer, event.batch, event.attempt.tried, event.attempt.best_microseconds)
             case Outcome():
                 if event.record is not None and not event.known:
@@ -197,12 +197,12 @@ def tune_on(
     known: Iterable[TuningRecord],
     plan: TunePlan,
     shipped: Sequence[TuningRecord] = (),
-    ranker: Ranker = in_turn,
+    ranker: Ranker = serial_ranker,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[TuningEvent]:
-    """Tunes layers on a rig; with a record of its GPU that does for them they are left, unless `force`.
+    """Tunes layers on a rig, except those with a sufficient record of its GPU, unless `force`.
 
-    Tilings of what is `known` or `shipped` for the same layer otherwise, at another density, are tried early.
+    Tilings of related records, `known` or `shipped`, are measured early.
     """
     begun = clock()
     known = tuple(known)
@@ -215,7 +215,7 @@ def tune_on(
     todo = []
     for kind in kinds:
         record = records.get(kind.key)
-        if record and not plan.force and _does_for(record, kind.case):
+        if record and not plan.force and _suffices(record, kind.case):
             yield Outcome(*_names(kind), record, known=True)
         elif not kind.ranked:
             yield Outcome(*_names(kind), None, reason="no tiling fits it")
@@ -242,8 +242,8 @@ def _over(clock: Callable[[], float], deadline: float) -> bool:
     return clock() >= deadline
 
 
-def _does_for(record: TuningRecord, case: Case) -> bool:
-    """Whether nothing better is to be expected of this layer: its tiling fits, and was chosen as in a network."""
+def _suffices(record: TuningRecord, case: Case) -> bool:
+    """Whether a record makes tuning unnecessary: chosen by cold times, with a tiling that fits the weights."""
     chosen_so = record.cold_microseconds is not None
     return chosen_so and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_output)
 
@@ -251,7 +251,7 @@ def _does_for(record: TuningRecord, case: Case) -> bool:
 def _tuned(searching: Generator[Attempt, None, Found], kind: Kind, gpu: str) -> Iterator[TuningEvent]:
     try:
         while True:
-            yield Tried(kind.case.key.operator, kind.case.key.batch, next(searching))
+            yield CandidateMeasured(kind.case.key.operator, kind.case.key.batch, next(searching))
     except StopIteration as end:
         found: Found = end.value
     record, measured = _record_of(found, kind.key, gpu), Measurements.of(kind.case, found)
@@ -265,7 +265,7 @@ def _names(kind: Kind) -> tuple[str, tuple[str, ...], int]:
 def _record_of(found: Found, key: TuningKey, gpu: str) -> TuningRecord | None:
     if found.best is None:
         return None
-    model = found.model or found.best  # a first choice that does not build has no time
+    model = found.model or found.best  # a first choice that was not built has no time
     return TuningRecord(
         key=key,
         gpu=gpu,
