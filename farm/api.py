@@ -41,7 +41,7 @@ from farm.maintenance.gc import Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import Inventory, Tell, read_inventory, tell_nobody
 from farm.maintenance.prune import prune_jobs
 from farm.maintenance.remove import Stored, read_blob, remove_cached
-from farm.maintenance.scheduled import Upkeep
+from farm.maintenance.scheduled import ScheduledMaintenance
 from farm.maintenance.scrub import Damage, scrub
 from farm.maintenance.warm import Warmed, make_templates, missing_templates, warmed
 from farm.reports.coverage import coverage_of, coverage_warning
@@ -239,9 +239,9 @@ class Farm:
     ) -> AbstractContextManager[Coordinator]:
         return open_coordinator(self._settings, self._store, self._ledger, self.toolchain, progress, patience_seconds)
 
-    def upkeep(self, progress: Progress) -> Upkeep:
+    def maintenance(self, progress: Progress) -> ScheduledMaintenance:
         """Hourly retention and garbage collection, active inside a `with` block."""
-        return Upkeep(self._settings, self._store, self._ledger, progress)
+        return ScheduledMaintenance(self._settings, self._store, self._ledger, progress)
 
     def cancel(self, which: JobSet) -> list[str]:
         """Cancels the unfinished jobs of a set and returns their ids; finished cubins are kept."""
@@ -442,14 +442,14 @@ class Farm:
         """Contents of the store, and the keys and blobs that jobs in the ledger refer to."""
         return read_inventory(self._store, tell), self._ledger.retention.references()
 
-    def blob(self, beginning: str) -> bytes:
+    def blob(self, prefix: str) -> bytes:
         """Bytes of the blob with a unique digest prefix. Raises UsageError, NotFoundError, BlobLostError."""
-        return read_blob(self._store, beginning)
+        return read_blob(self._store, prefix)
 
-    def remove_cached(self, beginning: str, *, force: bool = False) -> Stored:
+    def remove_cached(self, prefix: str, *, force: bool = False) -> Stored:
         """Removes the record or blob with a unique prefix from the store. Raises UsageError, NotFoundError."""
         self._check_writable()
-        return remove_cached(self._store, self._ledger, beginning, force=force)
+        return remove_cached(self._store, self._ledger, prefix, force=force)
 
     def collect_garbage(self, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody) -> Sweep:
         """Removes records past the limits and unreferenced blobs from the store; safe while jobs run."""

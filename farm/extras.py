@@ -1,4 +1,4 @@
-"""The extras of pyproject.toml: what a message says to install where an optional library is missing."""
+"""Extras of pyproject.toml, and the messages for missing optional libraries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Extra = Literal["gpu", "metrics", "peers", "plots", "postgres", "reference", "to
 
 
 def how_to_install(extra: Extra) -> str:
-    """A command for a checkout of this program, where it has to be: no package index has it. For this Python."""
+    """Command that installs an extra for the running Python, in a checkout: no package index has the project."""
     return f"make {extra}" if extra in ("gpu", "torch") else f"{sys.executable} -m pip install '.[{extra}]'"
 
 
 def way_out(extra: Extra) -> str:
-    """The end of a message."""
+    """End of a message that names the command."""
     return f"in a checkout of this program, {how_to_install(extra)}"

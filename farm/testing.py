@@ -1,4 +1,4 @@
-"""A farm within one process: for tests and examples."""
+"""A farm within one process, for tests and examples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farm.store.memory import MemoryStore
 
 
 def laptop_settings(folder: Path) -> Settings:
-    """Everything below the folder, nothing from the environment or a configuration file; builds run inline."""
+    """Settings with all files below a folder, independent of environment and configuration; builds run inline."""
     return load_settings(
         environ={
             "FARM_STORE": f"file://{folder / 'store'}",
@@ -25,6 +25,6 @@ def laptop_settings(folder: Path) -> Settings:
 
 
 def laptop_farm(folder: Path) -> Farm:
-    """A farm with its store in memory, its ledger in the folder, and no other process but the CUDA tools."""
+    """A farm with its store in memory, its ledger in a folder, and no processes but the CUDA tools."""
     settings = laptop_settings(folder)
     return Farm(settings, MemoryStore(), open_ledger(settings))

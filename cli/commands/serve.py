@@ -64,7 +64,7 @@ def serve(
         if not drain:
             if settings.store_bytes is not None or settings.store_age_seconds is not None:
                 warn_of_other_ledgers(settings)
-            stack.enter_context(farm.upkeep(progress))
+            stack.enter_context(farm.maintenance(progress))
         try:
             farm.serve(progress, drain=drain)
         except KeyboardInterrupt:
@@ -147,7 +147,7 @@ class ServeProgress(Progress):
         """See Progress."""
         self.line(reason, "yellow")
 
-    def jobs_forgotten(self, count: int) -> None:
+    def jobs_pruned(self, count: int) -> None:
         """See Progress."""
         self.line(f"retention: pruned {counted(count, 'job')}")
 
@@ -156,7 +156,7 @@ class ServeProgress(Progress):
         kept = f", {counted(sweep.kept_for_jobs, 'record')} past the limit kept for jobs" if sweep.kept_for_jobs else ""
         self.line(f"retention: removed {swept(sweep)}{kept}")
 
-    def upkeep_failed(self, reason: str) -> None:
+    def maintenance_failed(self, reason: str) -> None:
         """See Progress."""
         self.line(f"retention: {reason}", "yellow")
 

@@ -1,1 +1,1 @@
-"""Looking after the store and the ledger: inventory, garbage, removal, checks, templates ahead of time."""
+"""Maintenance of store and ledger: inventory, garbage collection, pruning, removal, scrubbing, warming."""

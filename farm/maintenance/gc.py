@@ -1,4 +1,4 @@
-"""Garbage collection: what is old, or too much, and nothing that anybody refers to."""
+"""Garbage collection: removes old or surplus records, and blobs that nothing refers to."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from farm.ledger import Ledger, References
 from farm.maintenance.inventory import Entry, Inventory, Tell, read_inventory, tell_nobody
 from farm.store.contract import FRESH_SECONDS, GRACE_SECONDS, Store
 
-LEAST_GRACE_SECONDS = 2 * FRESH_SECONDS
-"""A blob that a job found young a moment ago may be so old already."""
+MIN_GRACE_SECONDS = 2 * FRESH_SECONDS
+"""Shortest safe grace period: a job may just have treated a blob of this age as fresh."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What may stay."""
+    """Limits of a store."""
 
     older_than_seconds: float | None = None
-    """Records that were not made or used for so long go."""
+    """Removes records neither made nor used for this long; None: no limit."""
     size_bytes: int | None = None
-    """What was not used for longest goes until the rest is no larger."""
+    """Removes least recently used records until the store fits; None: no limit."""
     namespace: str | None = None
-    """Only records that jobs of this namespace made go; None: all may."""
+    """Removes only records made by jobs of this namespace; None: any."""
     grace_seconds: float = GRACE_SECONDS
-    """What was made or used since stays, whatever the limits are."""
+    """Keeps everything made or used within this time, whatever the limits."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What goes, or went, and why the rest stays."""
+    """Result of a collection: removed records and blobs, and those kept."""
 
     records: tuple[Entry, ...]
     blobs: tuple[str, ...]
     bytes_before: int
     bytes_freed: int
     kept_for_jobs: int
-    """Records past the limits that stay because jobs in the ledger refer to them."""
+    """Records past the limits kept because jobs in the ledger refer to them."""
     kept_young: int
-    """Records and blobs past the limits that stay because they are younger than the grace period."""
+    """Records and blobs past the limits kept because they are younger than the grace period."""
 
 
 def choose_garbage(inventory: Inventory, references: References, limits: Limits) -> Sweep:
-    """What would go. Pure.
+    """Chooses the garbage of an inventory, without removing it.
 
     Raises UsageError for a grace period that is too short to be safe.
     """
-    if limits.grace_seconds < LEAST_GRACE_SECONDS:
+    if limits.grace_seconds < MIN_GRACE_SECONDS:
         raise UsageError(
-            f"a grace period of {limits.grace_seconds:g} s is too short: a job may have found something so old a "
-            f"moment ago; it is {LEAST_GRACE_SECONDS / 3600:g} h at least"
+            f"grace period of {limits.grace_seconds:g} s is too short: running jobs rely on blobs of that age. "
+            f"Give at least {MIN_GRACE_SECONDS / 3600:g} h."
         )
     entries = sorted(inventory.entries, key=inventory.age_seconds, reverse=True)
     users = _count_users(entries)
@@ -89,7 +89,7 @@ def choose_garbage(inventory: Inventory, references: References, limits: Limits)
 
 
 def _count_users(entries: Iterable[Entry]) -> dict[str, int]:
-    """By how many records each blob is referred to."""
+    """Number of records that refer to each blob."""
     users: dict[str, int] = {}
     for entry in entries:
         for digest in entry.refers_to:
@@ -105,17 +105,17 @@ def _is_past(inventory: Inventory, entry: Entry, limits: Limits, left_bytes: int
 
 
 def _may_go(inventory: Inventory, references: References, limits: Limits, digest: str) -> bool:
-    """Whether nobody refers to a blob, no record being left that does."""
+    """Whether a blob without records may go: no job refers to it and its grace period is over."""
     return digest not in references.blobs and inventory.blobs[digest].age_seconds >= limits.grace_seconds
 
 
 def collect_garbage(
     store: Store, ledger: Ledger, limits: Limits, *, dry_run: bool = False, tell: Tell = tell_nobody
 ) -> Sweep:
-    """Removes garbage, and is safe while jobs run, also on other machines (DECISIONS.md says why).
+    """Collects garbage; safe while jobs run, also on other machines (DECISIONS.md says why).
 
-    Records go first, so that nobody finds their blobs any more. What jobs refer to is asked again before the blobs
-    go, and each blob is looked at again at the moment of its removal. Raises UsageError.
+    Records are removed before their blobs, so that no lookup finds a record without blobs. References of jobs are
+    read again before blobs are removed, and each blob's age is checked again at its removal. Raises UsageError.
     """
     inventory = read_inventory(store, tell)
     chosen = choose_garbage(inventory, ledger.retention.references(), limits)
@@ -133,7 +133,7 @@ def collect_garbage(
     leftover_bytes = store.remove_leftovers(limits.grace_seconds)
     spared = set(chosen.blobs) - set(removed)
     spared_bytes = sum(inventory.blobs[digest].size_bytes for digest in spared)
-    # The others somebody else has removed.
+    # Others have been removed by somebody else.
     asked_for = [digest for digest in spared if any(store.blobs(digest))]
     return Sweep(
         records=chosen.records,

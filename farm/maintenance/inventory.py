@@ -1,4 +1,4 @@
-"""What a store holds: its records with the blobs that each refers to, and the blobs."""
+"""Inventory of a store: its blobs, and its records with the blobs they refer to."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from itertools import islice
 from farm.store.contract import Record, Store, StoredBlob, StoredRecord, digests_in
 
 READERS = 8
-"""Threads that read records: most of the time they wait for S3."""
+"""Threads that read records; they mostly wait for S3."""
 _BATCH = 1024
 
 Tell = Callable[[str, int], None]
-"""Hears what is counted now, and how many there are so far."""
+"""Receives progress: what is counted, and the count so far."""
 
 
 def tell_nobody(what: str, count: int) -> None:
-    """For who wants to hear nothing."""
+    """Ignores progress."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A record and what it refers to."""
+    """A record and its references."""
 
     stored: StoredRecord
     record: Record | None
-    """None: damaged."""
+    """None for a damaged record."""
     refers_to: frozenset[str]
-    """Digests, of blobs that may be there."""
+    """Digests of blobs, which may be missing."""
 
     @property
     def namespace(self) -> str:
-        """Whose job made it; empty where that is not known."""
+        """Namespace of the job that made it; empty if unknown."""
         return str((self.record or {}).get("namespace", ""))
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All of a store, as it was while it was read: others may write meanwhile."""
+    """Contents of a store, not a snapshot: others may write while it is read."""
 
     entries: tuple[Entry, ...]
     blobs: Mapping[str, StoredBlob]
 
     def age_seconds(self, entry: Entry) -> float:
-        """Since it was made or, within an hour, last used: what uses a record asks for its blobs."""
+        """Time since it was made or last used, exact to an hour; using a record refreshes its blobs."""
         found = (self.blobs[digest] for digest in entry.refers_to if digest in self.blobs)
         return min((entry.stored.age_seconds, *(blob.age_seconds for blob in found)))
 
@@ -63,7 +63,7 @@ class Inventory:
 
 
 def read_inventory(store: Store, tell: Tell = tell_nobody) -> Inventory:
-    """Reads every record. Blobs are listed last, so that those of the records are among them."""
+    """Reads every record, then lists the blobs, so that blobs of the records read are among them."""
     entries = []
     for entry in read_entries(store):
         entries.append(entry)
@@ -76,7 +76,7 @@ def read_inventory(store: Store, tell: Tell = tell_nobody) -> Inventory:
 
 
 def read_entries(store: Store) -> Iterator[Entry]:
-    """Every record, several at a time."""
+    """Every record, read in parallel."""
 
     def read(stored: StoredRecord) -> Entry:
         record = store.get_record(stored.stage, stored.key)

@@ -1,4 +1,4 @@
-"""One record or blob of the store, named by a person: read, or removed."""
+"""Reads or removes one record or blob, named by a prefix."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from farm.errors import BlobLostError, NotFoundError, UsageError
 from farm.ledger import Ledger
 from farm.store.contract import Store
 
-LEAST_DIGITS = 4
-"""Hex digits that a prefix must have: fewer are more likely a slip."""
+MIN_DIGITS = 4
+"""Fewest hex digits of a prefix; fewer are likely a typing error."""
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a name stands for."""
+    """A record or blob in the store."""
 
     stage: str
-    """Stage of a record; "blob" for a blob."""
+    """Stage of the record, or "blob"."""
     name: str
     size_bytes: int
 
@@ -27,26 +27,26 @@ class Stored:
         return f"{self.stage} {self.name}"
 
 
-def find_stored(store: Store, beginning: str) -> Stored:
-    """The one record or blob whose key or digest begins so. Raises UsageError, NotFoundError."""
-    if not re.fullmatch(rf"[0-9a-f]{{{LEAST_DIGITS},64}}", beginning):
+def find_stored(store: Store, prefix: str) -> Stored:
+    """The record or blob with a unique prefix of its key or digest. Raises UsageError, NotFoundError."""
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_DIGITS},64}}", prefix):
         raise UsageError(
-            f"'{beginning}' is not the beginning of a key or digest: give {LEAST_DIGITS} hex digits or more, as "
+            f"'{prefix}' is not a prefix of a key or digest: give {MIN_DIGITS} hex digits or more, as "
             "farm cache ls --stage cubin shows them"
         )
-    found = [Stored(each.stage, each.key, each.size_bytes) for each in store.records(beginning)]
-    found += [Stored("blob", each.digest, each.size_bytes) for each in store.blobs(beginning)]
+    found = [Stored(each.stage, each.key, each.size_bytes) for each in store.records(prefix)]
+    found += [Stored("blob", each.digest, each.size_bytes) for each in store.blobs(prefix)]
     if not found:
-        raise NotFoundError(f"{store.describe()} has no key or digest that begins with {beginning}: farm cache ls")
+        raise NotFoundError(f"{store.describe()} has no key or digest that begins with {prefix}: farm cache ls")
     if len(found) > 1:
         several = ", ".join(str(each) for each in found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
-        raise UsageError(f"'{beginning}' begins more than one name ({several}): give more of it")
+        raise UsageError(f"'{prefix}' begins more than one name ({several}): give more digits")
     return found[0]
 
 
-def read_blob(store: Store, beginning: str) -> bytes:
-    """The one blob whose digest begins so. Raises UsageError, NotFoundError; BlobLostError where it is damaged."""
-    found = find_stored(store, beginning)
+def read_blob(store: Store, prefix: str) -> bytes:
+    """Bytes of the blob with a unique prefix. Raises UsageError, NotFoundError; BlobLostError if it is damaged."""
+    found = find_stored(store, prefix)
     if found.stage != "blob":
         raise UsageError(f"{found} is a record, not a blob: farm inspect --json has the digests of a job's blobs")
     data = store.get(found.name)
@@ -55,12 +55,12 @@ def read_blob(store: Store, beginning: str) -> bytes:
     return data
 
 
-def remove_cached(store: Store, ledger: Ledger, beginning: str, *, force: bool = False) -> Stored:
-    """Removes a record, whose blobs are garbage then if nothing else refers to them, or a blob.
+def remove_cached(store: Store, ledger: Ledger, prefix: str, *, force: bool = False) -> Stored:
+    """Removes a record or a blob; a record's blobs become garbage unless referred to elsewhere.
 
-    Raises UsageError for what jobs refer to, unless forced.
+    Raises UsageError if jobs refer to it, unless forced.
     """
-    found = find_stored(store, beginning)
+    found = find_stored(store, prefix)
     if not force and (users := ledger.retention.users(found.name)):
         several = ", ".join(users[:_SHOWN]) + (f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else "")
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Upkeep: the limits of store and ledger that the settings name, applied hour by hour without anybody's command."""
+"""Scheduled maintenance: applies the retention and size limits of the settings once an hour."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from farm.store.contract import Store
 
 EVERY_SECONDS = 3600.0
 LOOK_SECONDS = 30.0
-"""How often a coordinator asks whether it is time: another one may have died."""
+"""Interval at which a coordinator checks whether maintenance is due; another one may have died."""
 
-LEDGER, STORE = "upkeep of the ledger", "upkeep of the store"
-"""Under these names the ledger keeps when each was done last."""
+LEDGER, STORE = "ledger retention", "store garbage collection"
+"""Names under which the ledger records the last run."""
 
 
-class Upkeep:
-    """Does what `farm db prune` and `farm cache gc` do, in a thread, for as long as the `with` block lasts.
+class ScheduledMaintenance:
+    """Runs `farm db prune` and `farm cache gc` in a thread inside a `with` block.
 
-    Of several coordinators one does it each hour. Without limits nothing runs; a store that is read-only here is left
-    to others, and that is said.
+    One of several coordinators runs it each hour. Nothing runs without limits; a read-only store is skipped with a
+    warning.
     """
 
     def __init__(
@@ -46,34 +46,34 @@ class Upkeep:
         self._every_seconds = every_seconds
         self._look_seconds = look_seconds
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._duties: dict[str, Callable[[], None]] = {}
-        """The ledger's first: what old jobs needed may go then."""
+        """Pruning comes first: it frees what old jobs referred to."""
         if settings.ledger_age_seconds is not None:
-            self._duties[LEDGER] = self._forget_jobs
+            self._duties[LEDGER] = self._prune_jobs
         if settings.store_bytes is not None or settings.store_age_seconds is not None:
             self._duties[STORE] = self._collect_garbage
 
-    def _forget_jobs(self) -> None:
-        forgotten = 0
+    def _prune_jobs(self) -> None:
+        pruned = 0
         for some in self._ledger.retention.prune(self._settings.ledger_age_seconds or 0.0):
-            forgotten += some
+            pruned += some
             self._go_on()
-        self._progress.jobs_forgotten(forgotten)
+        self._progress.jobs_pruned(pruned)
 
     def _collect_garbage(self) -> None:
         limits = Limits(self._settings.store_age_seconds, self._settings.store_bytes)
         self._progress.garbage_collected(collect_garbage(self._store, self._ledger, limits, tell=self._go_on))
 
     def _go_on(self, *_counted: object) -> None:
-        """Asked after each step: what is done stays done, what is left is done next time."""
+        """Called after each step; stops the run when the block ends, and the next run continues."""
         if self._over.is_set():
             raise _Over
 
     def _run(self) -> None:
         if self._settings.read_only and STORE in self._duties:
             del self._duties[STORE]
-            self._progress.upkeep_failed("the limits of the store are not applied: it is read-only here")
+            self._progress.maintenance_failed("the store is read-only here: its limits are not applied")
         while not self._over.is_set():
             for name, duty in self._duties.items():
                 self._take_turn(name, duty)
@@ -84,9 +84,9 @@ class Upkeep:
             if self._ledger.retention.take_turn(name, self._every_seconds):
                 duty()
         except LedgerAwayError:
-            pass  # jobs wait for it too, and say so
+            pass  # running jobs wait for the ledger too, and report it
         except FarmError as error:
-            self._progress.upkeep_failed(f"{name} failed, the next try is in an hour: {error}")
+            self._progress.maintenance_failed(f"{name} failed: {error}. The next run is in an hour.")
         except _Over:
             pass
 
@@ -104,4 +104,4 @@ class Upkeep:
 
 
 class _Over(Exception):
-    """The `with` block is being left."""
+    """The `with` block ends."""

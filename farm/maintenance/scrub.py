@@ -1,4 +1,4 @@
-"""Reads everything in a store again and finds what is damaged."""
+"""Scrubbing: reads a whole store again and finds damaged records and blobs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from farm.maintenance.inventory import READERS, Tell, read_entries, tell_nobody
 from farm.store.contract import Store, StoredBlob
 
 _BATCH = 64
-"""Blobs read together: each may have a hundred megabytes."""
+"""Blobs checked together; each may have a hundred megabytes."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A blob whose bytes are not its own, or a record that cannot be read."""
+    """A blob that differs from its digest, or an unreadable record."""
 
     stage: str
-    """blob, or the record's stage."""
+    """"blob", or the stage of a record."""
     name: str
     size_bytes: int
     removed: bool
 
 
 def scrub(store: Store, *, repair: bool = False, tell: Tell = tell_nobody) -> Iterator[Damage]:
-    """Every damage. With `repair` what is damaged is removed: whoever needs it makes it anew.
+    """Yields every damaged record and blob; `repair` removes them, and later jobs build them again.
 
-    A damaged blob counts as missing in any case; what nobody can make anew, such as weights, a new `farm compile`
-    puts back.
+    A damaged blob counts as missing in any case. Blobs that cannot be built, such as weights, are restored by a new
+    `farm compile`.
     """
     for count, entry in enumerate(read_entries(store), 1):
         tell("records", count)
         stored = entry.stored
-        # One that is gone by now was removed by somebody else.
+        # A record that is gone by now was removed by somebody else.
         if entry.record is None and any(each.stage == stored.stage for each in store.records(stored.key)):
             if repair:
                 store.remove_record(stored.stage, stored.key)

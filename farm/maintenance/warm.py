@@ -1,4 +1,4 @@
-"""Templates ahead of time: what a later compile of the same shapes finds, whatever its weights."""
+"""Warming: builds templates that later compiles of the same shapes find in the store, for any weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Warmed:
-    """The templates of some checkpoints."""
+    """Result of warming the templates of checkpoints."""
 
     hits: int
     made: int
@@ -28,14 +28,14 @@ class Warmed:
 
 
 def missing_templates(plan: Plan, store: Store, *, recache: bool) -> list[TemplateRequest]:
-    """Those that the store has not."""
+    """Templates missing in the store."""
     return [request for request in plan.templates if recache or find_template(store, request.key) is None]
 
 
 def make_templates(
     missing: list[TemplateRequest], executor: Executor, tell: Tell = tell_nobody
 ) -> list[TemplateResult]:
-    """Makes templates for which no job waits."""
+    """Builds templates outside of any job."""
     waiting, results = deque(missing), list[TemplateResult]()
     executor.foresee(missing)
     while len(results) < len(missing):
@@ -43,14 +43,14 @@ def make_templates(
             executor.submit(waiting.popleft())
         executor.expect(list(waiting))
         if len(missing) - len(waiting) == len(results):
-            time.sleep(WAIT_SECONDS)  # no worker has room, and none will say when one has
+            time.sleep(WAIT_SECONDS)  # no worker has room, and no event will announce it
         results += [each for each in executor.wait(WAIT_SECONDS) if isinstance(each, TemplateResult)]
         tell(f"of {len(missing)} templates", len(results))
     return results
 
 
 def warmed(plan: Plan, results: list[TemplateResult]) -> Warmed:
-    """What came of it."""
+    """Counts hits, built templates and failures."""
     made = [each for each in results if each.failure is None and not each.hit]
     failures = tuple(each.failure.message for each in results if each.failure is not None)
     hits = len(plan.templates) - len(made) - len(failures)

@@ -1,1 +1,1 @@
-"""What people ask of the farm: why there was no cache hit, metrics, whether this machine can work."""
+"""Reports on the farm: explanations of cache misses, forecasts, metrics, checks of the machine."""

@@ -1,4 +1,4 @@
-"""Which architectures can be compiled for here, on which GPUs their cubins run, and with which driver."""
+"""Architectures that can be compiled for here, the GPUs that run their cubins, and the driver needed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from codegen.toolchain.tools import Toolchain
 
 @dataclass(frozen=True)
 class Architecture:
-    """One architecture of the table, with what the installed ptxas says of it."""
+    """One architecture, with the support of the installed ptxas."""
 
     name: str
     variants: tuple[str, ...]
-    """As in sm_90a: code for this architecture alone, with instructions that later ones may not have."""
+    """Variants such as sm_90a: code for this architecture alone, with instructions that later ones may lack."""
     gpus: tuple[str, ...]
     supported: bool
     """Whether farm compile can make cubins for it."""
     minimum_driver: int | None
-    """The oldest driver branch that runs them, as in 580; None where that is not known or nothing can be compiled."""
+    """Oldest driver branch that runs its cubins, such as 580; None if unknown or unsupported."""
 
 
 def architectures(toolchain: Toolchain) -> tuple[Architecture, ...]:
-    """Oldest first: every architecture that has a GPU in the table or that ptxas knows. Raises CodegenError."""
+    """Every architecture with a known GPU or support by ptxas, oldest first. Raises CodegenError."""
     known = supported_archs(toolchain)
     names = {arch.rstrip("af") for arch in (*known, *GPUS)}
     return tuple(

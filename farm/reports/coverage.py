@@ -1,4 +1,4 @@
-"""How much of a model is compiled: the share of its weights, and of its multiply-adds. Pure."""
+"""Coverage of a model: the compiled shares of its weights and of its multiply-adds."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer
 from farm.jobs.model import Build
 
 LOW = 0.9
-"""A share of weights or multiply-adds under which there is a warning."""
+"""Share of weights or multiply-adds below which there is a warning."""
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a model's weights and multiply-adds is compiled; nodes without weights do not count."""
+    """Compiled weights and multiply-adds of a model; nodes without weights do not count."""
 
     compiled: int
-    """Layers."""
+    """Compiled layers."""
     skipped: int
     weights: int
     """Number of weights of the compiled layers."""
     all_weights: int
-    """With those of the skipped ones whose number is known."""
+    """Weights of compiled layers and of skipped layers of known size."""
     nonzeros: int
     multiply_adds: int
     """Multiply-adds per image of the compiled layers, if no weight were zero."""
     all_multiply_adds: int
     of_unknown_size: int
-    """Skipped layers of which the weights or the multiply-adds are not known: the shares are upper bounds then."""
+    """Skipped layers of unknown size; with any, the shares are upper bounds."""
 
     def share_of_weights(self, weights: int) -> float:
         """0 to 1."""
@@ -40,7 +40,7 @@ class Coverage:
 
     @property
     def is_low(self) -> bool:
-        """Whether so little is compiled that a person should know: under LOW of the weights or the multiply-adds."""
+        """Whether less than LOW of the weights or the multiply-adds is compiled."""
         shares = self.share_of_weights(self.weights), self.share_of_multiply_adds(self.multiply_adds)
         return min(shares) < LOW
 
@@ -64,7 +64,7 @@ def coverage_of(builds: Iterable[Build], skipped: Iterable[SkippedLayer]) -> Cov
 
 
 def coverage_warning(job: str, coverage: Coverage) -> str | None:
-    """What to know before a job of this name runs; None where enough is compiled."""
+    """Warning about a job's coverage; None if it is sufficient."""
     if not coverage.is_low:
         return None
     weights, multiply_adds = (
@@ -79,5 +79,5 @@ def coverage_warning(job: str, coverage: Coverage) -> str | None:
 
 
 def multiply_adds_of(build: Build) -> int:
-    """Multiply-adds per image, if no weight were zero."""
+    """Multiply-adds per image, zero weights included."""
     return build.spec.multiply_adds * (build.rows or LIKELY_ROWS)

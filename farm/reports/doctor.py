@@ -1,4 +1,4 @@
-"""Checks that everything a compile needs works here, each by using it."""
+"""Checks of every requirement of a compile, each by using it."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from farm.store import open_store
 ARCH = "sm_90"
 PROBE = b"farm doctor"
 CHECK_SECONDS = 30.0
-"""How long machines may take to say which tools they have."""
+"""Time limit for the cluster's machines to report their tools."""
 LOOK_SECONDS = 0.5
 NONE_NOW = "has no machine for builds now: it starts some when there is work"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was tried."""
+    """Result of one check."""
 
     name: str
     ok: bool
     text: str
-    """What was found, or what is wrong."""
+    """What works, or what is wrong."""
     way_out: str = ""
 
 
 def checks(settings: Settings) -> Iterator[Check]:
-    """Tries the toolchain, the store, the database and the executor, in the order in which a compile needs them."""
+    """Checks toolchain, store, database and executor, in the order in which a compile needs them."""
     yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
     yield _try("assembler", lambda: _assembler(settings), "correct the toolchain and the database first")
@@ -77,7 +77,7 @@ def _toolchain(settings: Settings) -> str:
 
 
 def _compile(settings: Settings) -> str:
-    """The smallest layer, through every tool."""
+    """Compiles the smallest layer with every tool."""
     tools = _tools(settings)
     limits = ToolLimits(settings.tool_timeout_seconds, settings.tool_memory_bytes)
     spec = Conv2d(channels=1, height=4, width=4, output_channels=1, kernel_height=1, kernel_width=1)
@@ -89,7 +89,7 @@ def _compile(settings: Settings) -> str:
 
 
 def _assembler(settings: Settings) -> str:
-    """What is assembled without ptxas, and why the rest is not."""
+    """Data types that are assembled directly, and why the others are not."""
     ledger, ptxas = open_ledger(settings), _tools(settings).ptxas_version
     try:
         records, known = [*ledger.qualifications.records(), *shipped_records()], ledger.qualifications.known()
@@ -143,7 +143,7 @@ def _executor(settings: Settings) -> str:
 
 
 def _gpu(settings: Settings) -> Check:
-    """None is needed, so none is fine."""
+    """Describes the GPU; a machine without one passes."""
     try:
         with open_gpu(replace(settings, worker_wait_seconds=0)) as host:
             if host.is_remote:

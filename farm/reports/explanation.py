@@ -1,4 +1,4 @@
-"""Why a build was a hit or not: its key beside the nearest key that was used before."""
+"""Explanations of cache hits and misses: a build's key beside the nearest key used before."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGESTS = {
     "generator": "this program's template generator",
     "operator": "the sources of the operator",
 }
-"""Fields that are digests: that they differ says all."""
+"""Fields that are digests, of which only a difference is shown."""
 _NAMES = {
     "assembler": "ptxas",
     "compiler": "nvcc",
@@ -40,24 +40,24 @@ NOTHING_ALIKE = (
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why one cubin of a build was a hit or not."""
+    """Explanation of one cubin's hit or miss."""
 
     arch: str
     part: int
-    """From 0."""
+    """Number of the part, from 0."""
     outcome: Outcome
     lines: tuple[str, ...]
-    """What is known, in words."""
+    """Explanation, line by line."""
     nearest: KeyUse | None
-    """Who used the nearest key, or made the cubin that was found."""
+    """Use of the nearest key, or the build of the cubin that was hit."""
     differences: Mapping[str, tuple[str, str]]
-    """Between the nearest key and this one: before and now, by field; a template's fields as `template.field`."""
+    """Fields that differ between the nearest key and this one, with both values; `template.field` for a template's."""
 
 
 def explain(
     ledger: Ledger, job: Job, builds: Sequence[Build], results: Sequence[BuildResult], what: str
 ) -> list[Explanation]:
-    """Explains `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
+    """Explains the cubins of `what`, LAYER or LAYER/ARCH. Raises NotFoundError, UnfinishedError."""
     of_layer, arch = _find(job, builds, what)
     found = [each for each in results if each.build in of_layer and arch in (None, each.arch)]
     if not found:
@@ -70,7 +70,7 @@ def explain(
 
 
 def _find(job: Job, builds: Sequence[Build], what: str) -> tuple[dict[int, Build], str | None]:
-    """The builds of a layer by their ids, one for each tiling that its architectures have, and the architecture."""
+    """Builds of a layer by id, one per tiling of its architectures, and the architecture."""
     by_layer: dict[str, dict[int, Build]] = {}
     for build in builds:
         by_layer.setdefault(build.layer, {})[build.id] = build
@@ -94,7 +94,7 @@ class _Search:
     def explain(self, result: BuildResult) -> Explanation:
         uses = self._neighbours.uses(result.cubin_key)
         own = [use.at for use in uses if use.job == self._job.id and use.arch == result.arch]
-        uses = [use for use in uses if use.at <= max(own)]  # what came later explains nothing
+        uses = [use for use in uses if use.at <= max(own)]  # later uses explain nothing
         before = [use for use in uses if use.job != self._job.id and use.outcome is Outcome.BUILT]
         if result.outcome is Outcome.HIT:
             return self._hit(result, uses)
@@ -136,9 +136,7 @@ class _Search:
         return self._explanation(result, (*lines, *self._failure(result)), use, differences)
 
     def _nearest(self, result: BuildResult, fields: Mapping[str, str]) -> Neighbour | None:
-        """Of the keys that are alike the one with most fields in common; of several the one for a layer of this name,
-        then the newest.
-        """
+        """The comparable key with the most equal fields; ties go to this layer's name, then to the newest."""
         own_template = self._fields(result.template_key)
 
         @cache
@@ -151,7 +149,7 @@ class _Search:
             return common, self._build.layer in each.layers, each.number
 
         def alike(each: Neighbour) -> bool:
-            """What is to be compared: other layers' keys differ in everything, which says nothing."""
+            """Whether a key is comparable; keys of other layers differ in every field."""
             template = each.fields.get("template", "")
             if template == result.template_key or each.fields.get("weights") == self._build.weights:
                 return True
@@ -179,7 +177,7 @@ class _Search:
 
 
 def _shape(template: Mapping[str, str]) -> dict[str, str]:
-    """Of the layer, as the fields of a template's key have it."""
+    """Shape fields of a template's key."""
     return {name: each for name, each in template.items() if name.startswith("spec.") and name not in _NOT_OF_SHAPE}
 
 

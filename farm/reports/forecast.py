@@ -1,4 +1,4 @@
-"""What a compile of some checkpoints would make, find and take: predicted, no tool is started and nothing written."""
+"""Forecasts of compiles: predicted cache hits, builds and times, without running a tool or writing."""
 
 from __future__ import annotations
 
@@ -29,45 +29,45 @@ from farm.worker.messages import CubinRequest
 
 INSTRUCTION_BYTES = 16
 LOOKERS = 8
-"""Threads that look into the store: mostly one waits for S3."""
+"""Threads that query the store; they mostly wait for S3."""
 
 
 @dataclass(frozen=True)
 class LayerForecast:
-    """One layer, for the architectures that share a tiling."""
+    """Forecast of one layer, for the architectures that share a tiling."""
 
     build: Build
     archs: tuple[str, ...]
     cubins: int
     cubins_there: int
     template_there: bool
-    """For all of the architectures."""
+    """Whether the store has the templates of all these architectures."""
     code_bytes: int
-    """Machine code for one architecture."""
+    """Predicted machine code for one architecture."""
     ptxas_seconds: float
-    """CPU time for the cubins and skeletons that are not there, as if no other layer had the same."""
+    """CPU time of ptxas for missing cubins and skeletons, as if no other layer shared them."""
     assembler_seconds: float
-    """The same for what is assembled without ptxas."""
+    """CPU time of the direct assembler for missing cubins."""
     kernel_microseconds: float
-    """On an H200, at the batch of the options."""
+    """Predicted kernel time on an H200, at the batch of the options."""
 
 
 @dataclass(frozen=True)
 class ModelForecast:
-    """One checkpoint."""
+    """Forecast of one checkpoint."""
 
     job: NewJob
     layers: tuple[LayerForecast, ...]
     coverage: Coverage
 
     def of_arch(self, arch: str) -> tuple[LayerForecast, ...]:
-        """The layers as they are compiled for an architecture, in graph order."""
+        """Layers compiled for an architecture, in graph order."""
         return tuple(layer for layer in self.layers if arch in layer.archs)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """All checkpoints together: what they share is made once."""
+    """Forecast of all checkpoints, with shared builds counted once."""
 
     models: tuple[ModelForecast, ...]
     templates_to_make: int
@@ -75,22 +75,22 @@ class Forecast:
     cubins_to_make: int
     cubins_there: int
     code_bytes: int
-    """Machine code of all cubins, including those already in the store."""
+    """Machine code of all cubins, cached ones included."""
     nvcc_seconds: float | None
-    """CPU time of what is to be made; None where that is not predicted: for templates of the full form."""
+    """CPU time of nvcc; None for templates of the full form, which are not predicted."""
     ptxas_seconds: float
     assembler_seconds: float
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """What is predicted of one cubin."""
+    """Prediction of one cubin."""
 
     code_bytes: int
     ptxas_seconds: float
     assembler_seconds: float
     skeleton: str
-    """Key of what ptxas has to make for it first; empty if nothing."""
+    """Key of a missing skeleton that ptxas builds first; empty if none."""
 
 
 def forecast(
@@ -102,7 +102,7 @@ def forecast(
     recache: bool,
     qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Forecast:
-    """The forecast for the jobs of these checkpoints; with `recache`, the contents of the store are ignored."""
+    """Forecast of the jobs of checkpoints; `recache` ignores the contents of the store."""
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
     todo = plan([(job, job.builds) for job in jobs], toolchain, qualifications)
     there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
@@ -157,13 +157,16 @@ def forecast(
 
 
 def _streams(build: Build, model: Checkpoint) -> NDArray[np.float64]:
-    """[K groups]: machine instructions of each."""
+    """Machine instructions of each K group, [K groups]."""
     [weights] = [layer.weights for layer in model.layers if layer.name == build.layer]
     return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_output)
 
 
 def _kernel(streams: NDArray[np.float64], request: CubinRequest, skeleton: str, made: bool | None) -> _Kernel:
-    """`made`: whether the store has its skeleton; False: ptxas has shown that there is none, None: not yet."""
+    """Prediction of a cubin.
+
+    `made` tells whether the store has its skeleton: False if ptxas has shown that there is none, None if unknown.
+    """
     instructions = float(streams[request.part.first : request.part.end].sum())
     by_ptxas = assembled = 0.0
     if request.assembler == "direct" and made is not False:
@@ -174,13 +177,13 @@ def _kernel(streams: NDArray[np.float64], request: CubinRequest, skeleton: str, 
 
 
 def _ptxas_seconds(kernels: Sequence[_Kernel]) -> float:
-    """With the skeletons that are to be made, each once."""
+    """CPU time of ptxas, with each missing skeleton counted once."""
     skeletons = {kernel.skeleton for kernel in kernels} - {""}
     return SKELETON_SECONDS * len(skeletons) + sum(kernel.ptxas_seconds for kernel in kernels)
 
 
 def _skeletons_made(keys: Iterable[str], store: Store) -> dict[str, bool]:
-    """Of those that are settled: whether the store has them, or why not."""
+    """For skeletons with a record: whether the skeleton exists."""
     keys = list(dict.fromkeys(keys))
     with ThreadPoolExecutor(LOOKERS) as pool:
         records = zip(keys, pool.map(partial(store.get_record, SKELETON_STAGE), keys), strict=True)
@@ -192,12 +195,12 @@ def _templates_there(todo: Plan, store: Store) -> set[str]:
 
 
 def _cubins_there(todo: Plan, store: Store) -> set[str]:
-    """A refusal by ptxas counts too: it is found, and nothing is made."""
+    """Cubins in the store; a recorded refusal by ptxas counts, as nothing is built then."""
     return _there(store, CUBIN_STAGE, "cubin", [cubin.key for cubin in todo.cubins])
 
 
 def _there(store: Store, stage: str, field: str, keys: Sequence[str]) -> set[str]:
-    """Those of the keys whose record is in the store, with the blob that it names in a field."""
+    """Keys with a record in the store, and with the blob that one of its fields names."""
 
     def is_there(key: str) -> bool:
         record = store.get_record(stage, key)
@@ -206,7 +209,7 @@ def _there(store: Store, stage: str, field: str, keys: Sequence[str]) -> set[str
         try:
             return store.holds(str(record[field]))
         except (KeyError, ValueError):
-            return False  # written by something else: made again
+            return False  # written by another version: built again
 
     with ThreadPoolExecutor(LOOKERS) as pool:
         return {key for key, found in zip(keys, pool.map(is_there, keys), strict=True) if found}

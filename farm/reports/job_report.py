@@ -1,4 +1,4 @@
-"""What a job came to, layer by layer: where its zeros are, its code and its time. Starts no tool."""
+"""Report of a job by layer: zeros, code and kernel times. Runs no tool."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ MODEL_GPU = "H200"
 
 @dataclass(frozen=True)
 class KernelTime:
-    """The time of one launch of a layer, all its parts at once, at the job's batch size."""
+    """Time of one launch of a layer with all its parts, at the job's batch."""
 
     microseconds: float
     gpu: str
     measured: bool
-    """When its tiling was searched for, on weights of about this density; predicted by the cost model if not."""
+    """Whether it was measured in a tuning run at about this density; else the cost model predicted it."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A layer as it is compiled for those architectures that share a tiling."""
+    """A layer's builds for the architectures that share a tiling."""
 
     build: Build
     archs: tuple[str, ...]
     results: tuple[BuildResult, ...]
-    """Its cubins so far, in the order of the architectures, then of the parts."""
+    """Cubins so far, in the order of architectures and parts."""
     time: KernelTime
 
     def results_for(self, arch: str) -> tuple[BuildResult, ...]:
-        """One for each part that is there or has failed."""
+        """Results per part, for parts that have ended."""
         return tuple(result for result in self.results if result.arch == arch)
 
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer of the model."""
+    """Report of one layer."""
 
     variants: tuple[Variant, ...]
-    """At least one."""
+    """One or more variants."""
     zeros: ZeroMap | None
-    """None if the store has lost the weights."""
+    """None if the weights are lost."""
 
     @property
     def build(self) -> Build:
-        """What all variants have in common: name, shape, weights."""
+        """Name, shape and weights common to all variants."""
         return self.variants[0].build
 
     def for_arch(self, arch: str) -> Variant:
-        """The variant that an architecture gets. Raises KeyError for one that the job is not for."""
+        """Variant of an architecture. Raises KeyError for an architecture outside the job."""
         for variant in self.variants:
             if arch in variant.archs:
                 return variant
@@ -71,20 +71,20 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class JobReport:
-    """A job, its layers in graph order, and what the cache saved it."""
+    """Report of a job: its layers in graph order, and its cache statistics."""
 
     detail: JobDetail
     layers: tuple[LayerReport, ...]
     coverage: Coverage
     statistics: Statistics
-    """Of this job alone."""
+    """Statistics of this job alone."""
 
     def total_microseconds(self, arch: str) -> float:
-        """All layers one after the other, at the job's batch size."""
+        """Sum of all layers' times at the job's batch."""
         return sum(layer.for_arch(arch).time.microseconds for layer in self.layers)
 
     def arch_groups(self) -> list[tuple[str, ...]]:
-        """Architectures that have the same kernel times, in the job's order."""
+        """Groups of architectures with equal kernel times, in the job's order."""
         groups: dict[tuple[KernelTime, ...], list[str]] = {}
         for arch in self.detail.job.options.archs:
             groups.setdefault(tuple(layer.for_arch(arch).time for layer in self.layers), []).append(arch)
@@ -92,7 +92,7 @@ class JobReport:
 
 
 def job_report(detail: JobDetail, ledger: Ledger, store: Store, shipped: Sequence[TuningRecord]) -> JobReport:
-    """The report of a job, as far as it has come; `shipped` are tuning records beside the ledger's own."""
+    """Report of a job, finished or not; `shipped` are tuning records beside the ledger's own."""
     tuned = sorted({plain_arch(choice.arch) for build in detail.builds for choice in build.choices if choice.gpu})
     records = (*ledger.tuning.records(tuned), *shipped) if tuned else ()
     layers = []
@@ -127,7 +127,7 @@ def _time(detail: JobDetail, build: Build, weights: Weights | None, records: Seq
             nonzeros = weights.nonzeros_per_output
             key = key_of(choice.arch, build.spec, batch, nonzeros, options.accumulate, options.optimisation)
             if key.batch_band != batch:
-                break  # what was measured is the time of another batch
+                break  # it was measured at another batch
             keys = own_and_shared(key)
             for record in records:
                 if record.key in keys and (record.gpu, record.tiling) == (choice.gpu, build.tiling):

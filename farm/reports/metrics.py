@@ -1,4 +1,4 @@
-"""What Prometheus may ask for: GET /metrics and /healthz, and nothing else. The only importer of prometheus_client."""
+"""Prometheus endpoint: GET /metrics and /healthz. The only importer of prometheus_client."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from farm.jobs.model import Status
 from farm.ledger import Ledger
 
 HOST = "127.0.0.1"
-"""Nobody else on the network, unless that is asked for."""
+"""Default host: reachable from this machine only."""
 KEEP_SECONDS = 5.0
-"""How long an answer is given again: whoever asks often must not keep the database busy."""
+"""Lifetime of a cached page, so that frequent requests do not load the database."""
 
 
 class LedgerCollector:
-    """The ledger's numbers, read when they are asked for.
+    """Collector of the ledger's numbers, read on request.
 
-    All are gauges, also what only grows in a quiet farm: a retry or `farm db prune` takes results away, and a counter
-    that falls would look like a restart.
+    All are gauges: a retry or `farm db prune` removes results, and a falling counter would look like a restart.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def collect(self) -> Iterator[Any]:
-        """As prometheus_client asks for it. Raises LedgerError."""
+        """Metrics for prometheus_client. Raises LedgerError."""
         from prometheus_client.core import GaugeMetricFamily
 
         counts, statistics = self._ledger.counts(), self._ledger.statistics.read(all_time=True)
@@ -73,10 +72,9 @@ class LedgerCollector:
 
 
 class MetricsServer:
-    """Answers in threads of its own while it is in a `with` block.
+    """HTTP server in its own threads, active inside a `with` block.
 
-    Port 0 takes any that is free. Raises UsageError where prometheus_client is not installed, UnreachableError where
-    the port cannot be had.
+    Port 0 picks a free port. Raises UsageError without prometheus_client, UnreachableError for an unavailable port.
     """
 
     def __init__(self, ledger: Ledger, port: int, host: str = HOST) -> None:
@@ -99,7 +97,7 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        """As in http://127.0.0.1:9400."""
+        """Address such as http://127.0.0.1:9400."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
@@ -116,7 +114,7 @@ class MetricsServer:
 
 
 class _Page:
-    """What is answered, kept for a while."""
+    """A page, cached for KEEP_SECONDS."""
 
     def __init__(self, ledger: Ledger, registry: Any, content_type: str) -> None:
         self._ledger = ledger
@@ -143,13 +141,13 @@ class _Page:
         answers = {"/metrics": (self.metrics, self._content_type), "/healthz": (self.health, "text/plain")}
 
         class Handler(BaseHTTPRequestHandler):
-            """HTTP/1.0: a connection for each request."""
+            """HTTP/1.0, one connection per request."""
 
-            timeout = 10.0  # of a client that says nothing
+            timeout = 10.0  # for a silent client
             server_version, sys_version = "farm", ""
 
             def do_GET(self) -> None:
-                """Everything but the two pages is 404."""
+                """Serves the two pages; other paths are 404."""
                 make, content_type = answers.get(self.path.partition("?")[0], (None, "text/plain"))
                 if make is None:
                     self._answer(404, b"there are /metrics and /healthz\n", "text/plain")
@@ -160,7 +158,7 @@ class _Page:
                     self._answer(503, f"{error}\n".encode(), "text/plain")
 
             def log_message(self, *_: Any) -> None:
-                """Not on the coordinator's stderr."""
+                """Keeps requests off the coordinator's stderr."""
 
             def _answer(self, status: int, body: bytes, content_type: str) -> None:
                 self.send_response(status)

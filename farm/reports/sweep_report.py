@@ -1,4 +1,4 @@
-"""How the jobs of a submission were worked on, as time went by."""
+"""Report of a submission: the work on its jobs over time."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from farm.ledger import TimedRun
 
 @dataclass(frozen=True)
 class SweepReport:
-    """The jobs of a submission and what was made for them."""
+    """Jobs of a submission and the tool runs for them."""
 
     submission: str
     jobs: tuple[Job, ...]
-    """In the order in which they were submitted; at least one."""
+    """One or more jobs, in the order of submission."""
     runs: tuple[TimedRun, ...]
-    """In the order in which they ended."""
+    """Tool runs, in the order of their ends."""
     now: datetime
-    """Where the time ends for jobs that have not."""
+    """End of the time axis for unfinished jobs."""
 
     @cached_property
     def begin(self) -> datetime:
-        """When the first of the jobs was submitted."""
+        """Time of the first submission."""
         return min(job.submitted_at for job in self.jobs)
 
     @cached_property
     def end(self) -> datetime:
-        """When the last one ended, or the time now; later than the beginning."""
+        """End of the last job, or now; always after the begin."""
         ends = max(job.finished_at or self.now for job in self.jobs)
         return max([ends, self.begin + timedelta(milliseconds=1), *(run.ended_at for run in self.runs)])
 
@@ -42,11 +42,11 @@ class SweepReport:
         return (self.end - self.begin).total_seconds()
 
     def seconds_at(self, moment: datetime) -> float:
-        """From the beginning."""
+        """Seconds from the begin."""
         return (moment - self.begin).total_seconds()
 
     def of_job(self, job: Job) -> list[TimedRun]:
-        """What was made or found for it."""
+        """Tool runs for a job."""
         return self._by_job.get(job.id, [])
 
     @cached_property
@@ -57,9 +57,8 @@ class SweepReport:
         return by_job
 
     def at_work(self, runs: Iterable[TimedRun], bins: int) -> NDArray[np.float64]:
-        """[2, bins]: how many tools were at work on these, on average in each of so many equal parts of the time:
-        nvcc, then ptxas with the rewriter.
-        """
+        """Average number of concurrent tools in each of `bins` equal time intervals, [2, bins]: nvcc, then ptxas with
+        the rewriter."""
         width = self.seconds / bins
         edges = np.arange(bins + 1) * width
         found = np.zeros((2, bins))

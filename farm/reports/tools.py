@@ -1,4 +1,4 @@
-"""The tools that a compile on this machine would run: for `farm config show`, without running a compile."""
+"""Tools that a compile on this machine would run, for `farm config show`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from farm.config.settings import Settings
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool in force."""
+    """A configured tool."""
 
     name: str
     path: Path | None = None
     version: str | None = None
     problem: str = ""
-    """Why it cannot be used; empty if it can."""
+    """Why it is unusable; empty if it works."""
 
 
 def effective_tools(settings: Settings) -> tuple[Tool, ...]:
-    """nvcc, ptxas and g++ with their versions; one that cannot be used says why."""
+    """nvcc, ptxas and g++ with their versions, or why they are unusable."""
 
     def nvcc() -> Tool:
         tools = find_toolchain(settings.nvcc, settings.ptxas)

@@ -1,4 +1,4 @@
-"""Where the zeros of a layer are: its weights as a small picture. Pure."""
+"""Zero map of a layer: the density of its weights as a small picture."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import FloatArray
 
-MOST_ROWS, MOST_COLUMNS = 64, 96
-"""Cells of a map: of a larger layer each stands for several weights."""
+MAX_ROWS, MAX_COLUMNS = 64, 96
+"""Most cells of a map; in a larger layer a cell covers several weights."""
 
 
 @dataclass(frozen=True, eq=False)
 class ZeroMap:
-    """The weights of a layer: output channels from top to bottom, what each of them reads from left to right."""
+    """Densities of a layer's weights: output channels from top to bottom, their inputs from left to right."""
 
     densities: NDArray[np.float64]
-    """[rows, columns]: non-zeros / weights of each cell, 0 to 1."""
+    """Non-zero share of each cell, [rows, columns]."""
     kernels: int
     """Output channels."""
     inputs: int
     """Weights of one output channel."""
     empty_kernels: int
-    """Output channels without a non-zero: constants."""
+    """Output channels without non-zeros, which are constant."""
     empty_inputs: int
-    """Input channels, those of each group counted once, that no output channel reads; inputs of a Linear."""
+    """Input channels, or inputs of a Linear, that no output channel reads; each group counts its own."""
 
     @property
     def is_exact(self) -> bool:
@@ -36,11 +36,11 @@ class ZeroMap:
 
 
 def zero_map(kernel: FloatArray) -> ZeroMap:
-    """The map of a layer's weights, [K, ...]."""
+    """Zero map of a layer's weights [K, ...]."""
     there = kernel != 0
     flat = there.reshape(len(there), -1)
-    rows, columns = (_edges(count, most) for count, most in zip(flat.shape, (MOST_ROWS, MOST_COLUMNS), strict=True))
-    # Some rows at a time: of the largest layers there is no room for a number for each weight.
+    rows, columns = (_edges(count, most) for count, most in zip(flat.shape, (MAX_ROWS, MAX_COLUMNS), strict=True))
+    # Some rows at a time: a number per weight does not fit in memory for the largest layers.
     sums = np.array([np.count_nonzero(flat[first:end], axis=0) for first, end in pairwise(rows)])
     sums = np.add.reduceat(sums, columns[:-1], axis=1)
     return ZeroMap(
@@ -53,5 +53,5 @@ def zero_map(kernel: FloatArray) -> ZeroMap:
 
 
 def _edges(count: int, most: int) -> list[int]:
-    """Where the cells of so many rows or columns begin, and the end: a cell for each, or `most`."""
+    """Boundaries of up to `most` cells over `count` rows or columns."""
     return [int(edge) for edge in np.linspace(0, count, min(count, most) + 1)]

@@ -68,11 +68,11 @@ class Progress:
     def lease_troubled(self, reason: str) -> None:
         """The lease could not be extended, with the reason; extending is retried."""
 
-    def jobs_forgotten(self, count: int) -> None:
+    def jobs_pruned(self, count: int) -> None:
         """The ledger's retention pruned jobs."""
 
     def garbage_collected(self, sweep: Sweep) -> None:
         """Garbage collection brought the store below its limits."""
 
-    def upkeep_failed(self, reason: str) -> None:
+    def maintenance_failed(self, reason: str) -> None:
         """Garbage collection or retention failed, with the reason."""

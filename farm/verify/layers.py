@@ -1,4 +1,4 @@
-"""Verifies a compiled job: every layer's kernel again, against the reference, on this CPU or on a GPU."""
+"""Verification of a job's layers against the reference, in the emulator or on a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from farm.worker.cache_lookup import find_template
 
 @dataclass(frozen=True)
 class LayerVerification:
-    """One layer's kernels, and the architectures whose cubins were made from them."""
+    """Verification of one layer's kernels, for the architectures that share them."""
 
     layer: str
     parts: int
@@ -41,7 +41,7 @@ class LayerVerification:
 
 
 def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: int) -> None:
-    """Raises UsageError if a layer's kernels do not take so many images in one launch."""
+    """Raises UsageError for a batch larger than a layer's kernels take in one launch."""
     of_build = {build.id: build for build in builds}
     for result in results:
         build, limit = of_build[result.build], result.known_launch.images_limit
@@ -60,13 +60,12 @@ def verify_on_cpu(
     batch: int = 2,
     seed: int = 0,
 ) -> Iterator[LayerVerification]:
-    """Makes every distinct kernel again, checks that it is the one which was assembled, and runs it in the emulator.
+    """Rewrites every distinct kernel, checks that it is the assembled one, and emulates it.
 
-    With `machine` the words of the cubins run instead of the PTX, for the architecture whose words the emulator knows;
-    not of layers whose weights are a table.
-    Gives one verification for each layer and virtual architecture, in the order of the layers; `batch` is in images,
-    or in rows of layers of which the model does not say how many an image has.
-    Raises BlobLostError if the store has lost a template, weights or a cubin; UsageError if no cubin's words are known.
+    `machine` emulates the machine code of the cubins instead, for the supported architecture, except of weight-
+    table layers. Yields one verification per layer and virtual architecture, in layer order. `batch` counts images,
+    or rows where the model does not give the rows of an image. Raises BlobLostError for a lost template, weights or
+    cubin; UsageError if the emulator supports none of the cubins.
     """
     if machine and not any(is_known(result.arch) for result in results):
         archs_there = ", ".join(sorted({result.arch for result in results}, key=arch_number))
@@ -76,7 +75,7 @@ def verify_on_cpu(
         archs: dict[_Made, list[str]] = {}
         for arch, kernels in _by_arch(build, results).items():
             launches = tuple(kernel.known_launch for kernel in kernels)
-            # Of what a kernel with a table has, the emulator of machine code knows neither shuffles nor data.
+            # The SASS emulator lacks the shuffles and constant data of weight-table kernels.
             known = is_known(arch) and not build.tiling.reads_table
             words = tuple(kernels) if machine and known else ()
             made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
@@ -92,18 +91,18 @@ def verify_on_cpu(
 
 @dataclass(frozen=True)
 class _Made:
-    """What was made of a layer, part by part."""
+    """Builds of a layer's parts to verify."""
 
     template_key: str
     ptx: tuple[str | None, ...]
-    """Digests."""
+    """Digests of the parts' PTX."""
     launches: tuple[Launch, ...]
     cubins: tuple[BuildResult, ...]
-    """Those whose words are to run; none if the PTX is."""
+    """Cubins to emulate; empty to emulate the PTX."""
 
 
 def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[BuildResult]]:
-    """The cubins of a layer, in the order of its parts."""
+    """Cubins of a layer per architecture, in the order of its parts."""
     found: dict[str, list[BuildResult]] = {}
     for result in sorted(results, key=lambda each: each.part):
         if result.build == build.id and result.cubin is not None:
@@ -123,14 +122,12 @@ def _verify_kernels(
         template = Template.from_ptx(text)
         for part, digest in zip(parts, made.ptx, strict=True):
             if blob_digest(rewrite(template, weights, part).ptx) != digest:
-                return _wrong(
-                    "the rewriter gives other PTX than was assembled (it has changed): run farm compile again"
-                )
+                return _wrong("the rewriter has changed and gives other PTX than was assembled: run farm compile again")
         images = batch * (build.rows or 1)
         run = random_run(template.spec, template.tiling, weights, images, seed)
         return verify_layer(template, run, parts, made.launches, cubins)
     except TemplateError as error:
-        return _wrong(f"its stored template is of no use ({error}): run farm compile again with FARM_RECACHE=1")
+        return _wrong(f"its stored template is unusable ({error}): run farm compile again with FARM_RECACHE=1")
     except CodegenError as error:
         return _wrong(str(error))
 
@@ -138,7 +135,10 @@ def _verify_kernels(
 def verify_on_gpu(
     store: Store, builds: Sequence[Build], results: Sequence[BuildResult], *, batch: int, seed: int = 0
 ) -> Iterator[LayerVerification]:
-    """Runs the cubins that fit this machine's GPU. Raises DeviceError without a GPU, UsageError if no cubin fits it."""
+    """Verifies the cubins that run on this machine's GPU.
+
+    Raises DeviceError without a GPU, UsageError without such cubins.
+    """
     with Device() as device:
         archs = sorted({result.arch for result in results if result.cubin is not None}, key=arch_number)
         fitting = [arch for arch in archs if runs_on(arch, device.arch)]
@@ -157,7 +157,7 @@ def verify_on_gpu(
 def verification_work(
     settings: Settings, builds: Sequence[Build], results: Sequence[BuildResult], batch: int, seed: int
 ) -> Generator[LayerVerification, None, None]:
-    """`verify_on_gpu` of the machine where it runs."""
+    """Verifies cubins on the GPU of the current machine."""
     yield from verify_on_gpu(open_store(settings), builds, results, batch=batch, seed=seed)
 
 

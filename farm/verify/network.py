@@ -1,4 +1,4 @@
-"""Verifies a whole network: what its bundle computes, in the emulator or on a GPU, against onnxruntime."""
+"""Verification of a whole network: its bundle, emulated or on a GPU, against onnxruntime."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ from farm.store.contract import Store
 from farm.verify.onnxruntime_reference import reference_tensors
 
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest difference of an element, as a share of the largest element of its tensor: both add in other orders, and
-what they are off by grows from layer to layer."""
-MOST_EMULATED = 100_000_000
-"""Multiply-adds with weights that are not zero, of all images: the emulator takes minutes for so many."""
+"""Largest difference of an element as a share of its tensor's largest element.
+
+Both sum in different orders, and errors grow from layer to layer.
+"""
+MAX_EMULATED = 100_000_000
+"""Most multiply-adds of non-zero weights, over all images, to emulate: they take minutes."""
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
 class TensorCheck:
-    """One tensor of a network."""
+    """Comparison of one tensor."""
 
     name: str
     layer: str
-    """The compiled layer that computes it; empty for what is beside them."""
+    """The compiled layer that computes it; empty for other operators."""
     elements: int
     relative_error: float
-    """Norm of the difference over norm of onnxruntime's."""
+    """Norm of the difference over norm of onnxruntime's tensor."""
     tolerance_share: float
-    """Largest difference as a share of the tolerance: at most 1 is right."""
+    """Largest difference as a share of the tolerance; at most 1 for a correct tensor."""
 
     @property
     def ok(self) -> bool:
@@ -60,13 +62,13 @@ class TensorCheck:
 
 @dataclass(frozen=True)
 class NetworkVerification:
-    """Of a whole network."""
+    """Verification of a whole network."""
 
     where: str
     """"emulator" or the GPU's name."""
     images: int
     tensors: tuple[TensorCheck, ...]
-    """All that both have, in the order in which they are computed."""
+    """Tensors of both, in the order of computation."""
     outputs: tuple[TensorCheck, ...]
 
     @property
@@ -75,13 +77,13 @@ class NetworkVerification:
 
     @property
     def first_wrong(self) -> TensorCheck | None:
-        """Where the network begins to differ: outputs may hide it, as that of a Softmax does."""
+        """The first tensor that differs; outputs may hide a difference, as a Softmax does."""
         return next((each for each in (*self.tensors, *self.outputs) if not each.ok), None)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a network computed: the bytes of tensors by their names."""
+    """Result of a run: bytes of tensors by name."""
 
     where: str
     tensors: Mapping[str, Array]
@@ -89,14 +91,14 @@ class Ran:
 
 @dataclass(frozen=True)
 class NetworkQuestion:
-    """What is to be compared, and where."""
+    """Settings of a network's verification."""
 
     inputs: tuple[Array, ...] = ()
-    """In the network's order, images first; without any they are random."""
+    """Inputs in the network's order, images first; random if empty."""
     model: Path | None = None
-    """The file that was compiled, if it is not where it was."""
+    """The compiled model file, if it has moved."""
     gpu: bool = False
-    """On the cluster's GPU, or with `local` this machine's; else in the emulator."""
+    """Run on a GPU of the cluster or, with `local`, of this machine; else in the emulator."""
     local: bool = False
     batch: int = 2
     """Images of random inputs."""
@@ -105,7 +107,7 @@ class NetworkQuestion:
     def answer(
         self, settings: Settings, store: Store, detail: JobDetail, notice: Notice = no_notice
     ) -> NetworkVerification:
-        """Runs the network of a job that succeeded. Raises UsageError, DeviceError and NoWorkerError."""
+        """Verifies the network of a job that succeeded. Raises UsageError, DeviceError and NoWorkerError."""
         plan = _plan(store, detail)
         inputs = self.inputs or network_inputs(plan, self.batch, self.seed)
         images = plan.images_of(inputs)
@@ -117,13 +119,13 @@ class NetworkQuestion:
         with open_gpu(settings, local=self.local, notice=notice) as host:
             if host.is_remote:
                 [ran] = host.run(partial(network_work, detail=detail, inputs=inputs))
-            else:  # by this farm's store, which may be none that the settings name
+            else:  # this farm's store may differ from the one in its settings
                 ran = run_on_gpu(store, detail, inputs)
         return compare_network(plan, ran, model, inputs)
 
 
 def network_inputs(plan: Plan, batch: int, seed: int) -> tuple[Array, ...]:
-    """Normal values for each input; as many images as the network takes, where it takes one number only."""
+    """Random normal inputs; a network with a fixed batch gets that many images."""
     rng = np.random.default_rng(seed)
     images = plan.images or batch
     return tuple(_as_held(rng.standard_normal(port.shape_of(images), np.float32), port) for port in plan.inputs)
@@ -134,13 +136,13 @@ def _as_held(values: NDArray[np.float32], port: Port) -> Array:
 
 
 def _plan(store: Store, detail: JobDetail) -> Plan:
-    """How the network of a job runs. Raises UsageError where it does not run without a framework."""
+    """Plan of a job's network. Raises UsageError if it needs a framework."""
     with TempFolder("network") as folder:
         return read_plan(_bundle(folder, store, detail, ptx=False).plan)
 
 
 def check_model(model: Path, detail: JobDetail) -> None:
-    """Raises UsageError for another model than the one that was compiled, CheckpointError for none."""
+    """Raises UsageError for a model other than the compiled one, CheckpointError for an unreadable file."""
     if is_tsv_network(model):
         raise UsageError(f"{model} is no ONNX file, which onnxruntime could run: leave out --network")
     if not model.is_file():
@@ -155,20 +157,20 @@ def check_model(model: Path, detail: JobDetail) -> None:
 
 
 def check_emulated(detail: JobDetail, images: int) -> None:
-    """Raises UsageError for a network that the emulator would take too long for."""
+    """Raises UsageError for a network too large for the emulator."""
     work = sum(
         build.spec.multiply_adds * (build.rows or 1) * build.nonzeros // build.spec.weights_count
         for build in {build.position: build for build in detail.builds}.values()
     )
-    if work * images > MOST_EMULATED:
+    if work * images > MAX_EMULATED:
         raise UsageError(
             f"{work * images / 1e6:,.0f} million multiply-adds are too many for the emulator, which does "
-            f"{MOST_EMULATED / 1e6:.0f} million: use --gpu, or farm verify without --network"
+            f"{MAX_EMULATED / 1e6:.0f} million: use --gpu, or farm verify without --network"
         )
 
 
 def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
-    """In the emulator. Raises EmulationError."""
+    """Runs a network in the emulator. Raises EmulationError."""
     with TempFolder("network") as folder:
         bundle = _bundle(folder, store, detail, ptx=True)
         plan = read_plan(bundle.plan)
@@ -180,7 +182,7 @@ def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
 
 
 def run_on_gpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
-    """On this machine's GPU. Raises DeviceError without one."""
+    """Runs a network on this machine's GPU. Raises DeviceError without one."""
     with TempFolder("network") as folder, Network(_bundle(folder, store, detail, ptx=False)) as network:
         seen: dict[str, Array] = {}
         outputs = network.run(inputs, lambda name, data: seen.update({name: data}))
@@ -188,12 +190,12 @@ def run_on_gpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
 
 
 def network_work(settings: Settings, detail: JobDetail, inputs: Sequence[Array]) -> Generator[Ran, None, None]:
-    """`run_on_gpu` of the machine where it runs."""
+    """Runs a network on the GPU of the current machine."""
     yield run_on_gpu(open_store(settings), detail, inputs)
 
 
 def compare_network(plan: Plan, ran: Ran, model: Path, inputs: Sequence[Array]) -> NetworkVerification:
-    """What a network computed against onnxruntime. Raises UsageError where that cannot run the model."""
+    """Compares a network's result with onnxruntime. Raises UsageError if onnxruntime cannot run the model."""
     layers = {step.tensor: step.layer if isinstance(step, LayerStep) else "" for step in plan.steps}
     names = dict.fromkeys((*layers, *(port.name for port in plan.outputs)))
     given = {port.name: array for port, array in zip(plan.inputs, inputs, strict=True)}
@@ -215,7 +217,7 @@ def compare_network(plan: Plan, ran: Ran, model: Path, inputs: Sequence[Array]) 
 
 
 def _check(name: str, layer: str, data: Array, wanted: Array) -> TensorCheck:
-    """`data` is the tensor's memory, or more."""
+    """Compares a tensor; `data` holds at least its bytes."""
     dtype = wanted.dtype.name
     held = np.frombuffer(data.tobytes()[: wanted.nbytes], np.uint16 if dtype == "bfloat16" else wanted.dtype)
     got = to_float32(held, "bfloat16") if dtype == "bfloat16" else held
@@ -237,7 +239,7 @@ def _by_name(plan: Plan, outputs: Sequence[Array]) -> dict[str, Array]:
 
 
 def _bundle(folder: Path, store: Store, detail: JobDetail, *, ptx: bool) -> Bundle:
-    """The job's, as farm fetch would write it."""
+    """Writes the job's bundle as farm fetch does."""
     kernels = newest_ptx(detail, store) if ptx else ()
     path = folder / "network.farm"
     write_bundle(path, detail.job, detail.builds, detail.results, {"nvcc": "", "ptxas": ""}, store, ptx=kernels)

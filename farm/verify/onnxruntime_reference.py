@@ -1,4 +1,4 @@
-"""What onnxruntime computes of a model, the reference for whole networks."""
+"""Reference results of onnxruntime for whole networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.extras import way_out
 def reference_tensors(
     model: Path | str, inputs: Mapping[str, NDArray[Any]], names: Collection[str]
 ) -> dict[str, NDArray[Any]]:
-    """The named tensors that the model has, in its order, on the CPU. Raises UsageError and CheckpointError."""
+    """Computes the named tensors of a model on the CPU, in the model's order. Raises UsageError and CheckpointError."""
     try:
         import onnxruntime
     except ImportError as error:

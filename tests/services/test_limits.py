@@ -20,7 +20,7 @@ from farm.jobs.model import Status
 from farm.ledger import Ledger
 from farm.ledger.tables import jobs, marks
 from farm.maintenance.gc import Sweep
-from farm.maintenance.scheduled import Upkeep
+from farm.maintenance.scheduled import ScheduledMaintenance
 from farm.scheduler.progress import Progress
 from farm.store.contract import StoredBlob, StoredRecord
 from farm.store.disk import DiskStore
@@ -39,20 +39,20 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 class Heard(Progress):
-    """What upkeep told, in order."""
+    """What maintenance reported, in order."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.sweeps: list[Sweep] = []
 
-    def jobs_forgotten(self, count: int) -> None:
+    def jobs_pruned(self, count: int) -> None:
         self.said.append(f"forgot {count}")
 
     def garbage_collected(self, sweep: Sweep) -> None:
         self.said.append(f"removed {len(sweep.records)} records, {len(sweep.blobs)} blobs")
         self.sweeps.append(sweep)
 
-    def upkeep_failed(self, reason: str) -> None:
+    def maintenance_failed(self, reason: str) -> None:
         self.said.append(reason)
 
 
@@ -90,7 +90,7 @@ class Kept:
 
     def keep(self, settings: Settings, until: Callable[[Heard], object]) -> Heard:
         heard = Heard()
-        with Upkeep(settings, self.store, self.ledger, heard, look_seconds=0.05):
+        with ScheduledMaintenance(settings, self.store, self.ledger, heard, look_seconds=0.05):
             wait_until(lambda: until(heard))
         return heard
 
@@ -137,7 +137,7 @@ def test_of_several_coordinators_one_does_it_each_hour(ledger: Ledger, tmp_path:
     heard = Heard()
     with ExitStack() as coordinators:
         for _ in range(4):
-            coordinators.enter_context(Upkeep(settings, kept.store, ledger, heard, look_seconds=0.01))
+            coordinators.enter_context(ScheduledMaintenance(settings, kept.store, ledger, heard, look_seconds=0.01))
         wait_until(lambda: heard.said == ["forgot 0"])
         kept.age(3601)
         wait_until(lambda: heard.said == ["forgot 0"] * 2)
@@ -156,9 +156,9 @@ def test_a_read_only_store_is_left_to_others_and_the_log_says_so(ledger: Ledger,
     kept.age(40 * DAY)
     settings = replace(kept.settings, store_bytes=1, ledger_age_seconds=DAY, read_only=True)
     heard = kept.keep(settings, lambda heard: len(heard.said) > 1)
-    assert heard.said == ["the limits of the store are not applied: it is read-only here", "forgot 1"]
+    assert heard.said == ["the store is read-only here: its limits are not applied", "forgot 1"]
     assert digest in kept.blobs()
-    assert ledger.retention.take_turn("upkeep of the store", 3600)
+    assert ledger.retention.take_turn("store garbage collection", 3600)
 
 
 class Refusing(DiskStore):
@@ -175,13 +175,13 @@ class Refusing(DiskStore):
 def test_what_fails_is_said_and_tried_again_an_hour_later(ledger: Ledger, tmp_path: Path) -> None:
     kept = Kept(ledger, tmp_path)
     store, heard = Refusing(tmp_path / "store"), Heard()
-    with Upkeep(replace(kept.settings, store_bytes=1), store, ledger, heard, look_seconds=0.01):
+    with ScheduledMaintenance(replace(kept.settings, store_bytes=1), store, ledger, heard, look_seconds=0.01):
         wait_until(lambda: heard.said)
         store.refuses = False
         kept.age(3601)
         wait_until(lambda: heard.sweeps)
     assert heard.said == [
-        "upkeep of the store failed, the next try is in an hour: access denied",
+        "store garbage collection failed: access denied. The next run is in an hour.",
         "removed 0 records, 0 blobs",
     ]
 
@@ -196,7 +196,7 @@ def test_leaving_does_not_wait_for_the_end_of_a_long_collection(ledger: Ledger, 
                 yield StoredBlob(f"{i:064x}", 1, 0.0)
 
     settings = replace(laptop_settings(tmp_path), store_bytes=1)
-    with Upkeep(settings, Endless(tmp_path / "store"), ledger, Heard()):
+    with ScheduledMaintenance(settings, Endless(tmp_path / "store"), ledger, Heard()):
         assert listed.wait(PATIENCE_SECONDS)
 
 
@@ -204,7 +204,7 @@ def test_without_limits_nothing_runs_and_nothing_goes(ledger: Ledger, tmp_path: 
     kept = Kept(ledger, tmp_path)
     digest = kept.job("old")
     kept.age(4000 * DAY)
-    with Upkeep(kept.settings, kept.store, ledger, Heard()):
-        assert "upkeep" not in {thread.name for thread in threading.enumerate()}
+    with ScheduledMaintenance(kept.settings, kept.store, ledger, Heard()):
+        assert "maintenance" not in {thread.name for thread in threading.enumerate()}
     assert digest in kept.blobs()
     assert [job.id for job in ledger.jobs()] == ["old"]

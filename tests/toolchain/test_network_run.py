@@ -136,7 +136,7 @@ def test_what_cannot_be_compared_is_said(
     assert run(["verify", job.id, "--input", "x.npy"]) == 2
     assert "--input and --model are for the whole network: add --network" in capsys.readouterr().err
     with monkeypatch.context() as patch:
-        patch.setattr(network, "MOST_EMULATED", 1000)
+        patch.setattr(network, "MAX_EMULATED", 1000)
         assert run(["verify", job.id, "--network"]) == 2
         assert "are too many for the emulator" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

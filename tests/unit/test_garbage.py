@@ -276,12 +276,12 @@ def test_a_read_only_store_is_not_collected(yard: Yard) -> None:
     assert len(yard.contents()) == 2
 
 
-def test_one_record_is_removed_by_the_beginning_of_its_key(yard: Yard) -> None:
+def test_one_record_is_removed_by_the_prefix_of_its_key(yard: Yard) -> None:
     digest = yard.record("aa", b"data")
     yard.record("ab", b"other")
-    for beginning in ("aa", "", "..", "../../etc", "AAAA", "zzzz", "a" * 65):
-        with pytest.raises(UsageError, match="is not the beginning of a key or digest"):
-            remove_cached(yard.store, yard.farm.ledger, beginning)
+    for prefix in ("aa", "", "..", "../../etc", "AAAA", "zzzz", "a" * 65):
+        with pytest.raises(UsageError, match="is not a prefix of a key or digest"):
+            remove_cached(yard.store, yard.farm.ledger, prefix)
     with pytest.raises(NotFoundError, match="no key or digest that begins with 0000"):
         remove_cached(yard.store, yard.farm.ledger, "0000")
     assert remove_cached(yard.store, yard.farm.ledger, "aaaa").stage == CUBIN_STAGE
@@ -290,7 +290,7 @@ def test_one_record_is_removed_by_the_beginning_of_its_key(yard: Yard) -> None:
     assert yard.store.get(digest) is None
 
 
-def test_a_beginning_of_several_names_removes_none(yard: Yard) -> None:
+def test_a_prefix_of_several_names_removes_none(yard: Yard) -> None:
     for stage in (TEMPLATE_STAGE, CUBIN_STAGE):
         yard.store.put_record(stage, "aa" * 32, {})
     with pytest.raises(UsageError, match=r"begins more than one name \(cubin aa.*, template aa"):

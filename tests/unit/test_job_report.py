@@ -22,7 +22,7 @@ from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, Linear, 
 from codegen.kernels import tiled
 from codegen.selection.cost_model import predict_microseconds
 from farm.jobs.model import Outcome
-from farm.reports.zero_map import MOST_COLUMNS, MOST_ROWS, zero_map
+from farm.reports.zero_map import MAX_COLUMNS, MAX_ROWS, zero_map
 from farm.tuning.book import TuningBook, key_of
 from farm.tuning.record import TuningRecord
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
@@ -68,15 +68,15 @@ def test_a_map_of_a_small_layer_has_each_weight() -> None:
 def test_a_map_of_a_large_layer_is_bounded_and_loses_no_non_zero() -> None:
     kernel = (np.random.default_rng(0).random((1000, 37, 3, 3)) < 0.1).astype(np.float32)
     found = zero_map(kernel)
-    assert found.densities.shape == (MOST_ROWS, MOST_COLUMNS)
-    rows = np.diff(np.linspace(0, 1000, MOST_ROWS + 1).astype(int))
-    columns = np.diff(np.linspace(0, 37 * 9, MOST_COLUMNS + 1).astype(int))
+    assert found.densities.shape == (MAX_ROWS, MAX_COLUMNS)
+    rows = np.diff(np.linspace(0, 1000, MAX_ROWS + 1).astype(int))
+    columns = np.diff(np.linspace(0, 37 * 9, MAX_COLUMNS + 1).astype(int))
     assert round(float((found.densities * np.outer(rows, columns)).sum())) == np.count_nonzero(kernel)
     half = kernel.copy()
     half[500:] = 0
     densities = zero_map(half).densities
-    assert densities[: MOST_ROWS // 2].any(axis=1).all()
-    assert not densities[MOST_ROWS // 2 :].any()
+    assert densities[: MAX_ROWS // 2].any(axis=1).all()
+    assert not densities[MAX_ROWS // 2 :].any()
 
 
 def test_the_picture_of_the_largest_layer_is_small() -> None:
@@ -85,7 +85,7 @@ def test_the_picture_of_the_largest_layer_is_small() -> None:
     assert len(picture.source) < 8_000
     data = base64.b64decode(picture.source.partition("base64,")[2])
     with Image.open(io.BytesIO(data)) as image:
-        assert image.size == (MOST_COLUMNS, MOST_ROWS)
+        assert image.size == (MAX_COLUMNS, MAX_ROWS)
 
 
 def test_zeros_are_transparent_in_the_picture() -> None:
