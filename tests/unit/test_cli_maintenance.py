@@ -60,7 +60,7 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
         ("cache rm 0000000000", 102, "no key or digest that begins with 0000000000"),
         ("cache gc --older-than soon", 2, "--older-than soon: expected a duration such as 90d"),
         ("cache gc --max-size big", 2, "--max-size big: expected a size such as 500GB"),
-        ("cache gc --grace 1h", 2, "it is 2 h at least"),
+        ("cache gc --grace 1h", 2, "Give at least 2 h"),
         ("db prune", 2, "Missing option '--older-than'"),
         ("db prune --older-than 59m", 2, "prune older ones"),
         ("explain latest", 2, "expected JOB/LAYER or JOB/LAYER/ARCH"),
