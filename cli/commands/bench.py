@@ -95,11 +95,12 @@ def run(
     local: Local = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure kernels on a GPU: results checked, CUDA graphs replayed with a cold L2 cache, median times.
+    """Measure kernels on a GPU against the libraries' kernels.
 
-    `run` may be left out: farm bench model.onnx. The table has a line per layer, batch size, sparsity and data type:
-    time, prediction of the cost model, share of the roofline, and speed-up over each peer. The roofline is the larger
-    of the non-zero work at the GPU's peak and input and output at its memory bandwidth.
+    `run` may be left out: farm bench model.onnx. Times are medians of CUDA graphs, replayed with a cold L2 cache. The
+    table has a line per layer, batch size, sparsity and data type: time, prediction of the cost model, share of the
+    roofline, and speed-up over each peer. The roofline is the larger of the non-zero work at the GPU's peak and input
+    and output at its memory bandwidth.
 
     Peers run the dense layer (cuDNN, cuBLAS) or the sparse one (cuSPARSE, Escoin, GiMMiK) on the same inputs, without
     bias and activation; they need torch. A peer with wrong results has no time; a generated kernel with wrong results

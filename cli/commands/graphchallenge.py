@@ -56,7 +56,7 @@ def graphchallenge(
     local: Local = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure the Sparse DNN GraphChallenge: compiled layers against cuSPARSE and index kernels, as CUDA graphs.
+    """Measure the Sparse DNN GraphChallenge against cuSPARSE and index kernels.
 
     The challenge computes Y <- min(32, max(0, Y W + b)) layer after layer. Networks are generated (a RadiX-Net, or
     random edges) or read from TSV files. Rows that become zero are dropped after each of the first ten layers.

@@ -65,10 +65,11 @@ def network(
     local: Local = False,
     quiet: Quiet = False,
 ) -> int:
-    """Measure whole pruned networks on a GPU against the same networks dense in PyTorch, each in one CUDA graph.
+    """Measure whole pruned networks on a GPU against dense PyTorch.
 
-    Each model is compiled for the GPU, once per batch size. Dense runs in float32, TF32 and float16, with batch
-    normalisation folded. Outputs are compared with float64; wrong outputs have no time and, if ours, exit with 100.
+    Each network is one CUDA graph. Each model is compiled for the GPU, once per batch size. Dense runs in float32, TF32
+    and float16, with batch normalisation folded. Outputs are compared with float64; wrong outputs have no time and, if
+    ours, exit with 100.
 
     A time is the median of single replays on changing inputs, so that weights and code are as cold as in a network.
     COMPILED, REST and GAPS are the shares of a replay in which compiled layers, only other kernels, or nothing runs.

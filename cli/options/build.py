@@ -42,11 +42,11 @@ AssemblerName = Annotated[
     typer.Option(
         "--assembler",
         metavar="auto|ptxas|direct|patch",
-        help="Who makes machine code; auto: directly, without ptxas, where a GPU has qualified it; patch: "
-        "ptxas once for a mask, whose other checkpoints are put into the same code.",
+        help="Assembler of machine code. auto: direct, without ptxas, where a GPU has qualified it; patch: "
+        "ptxas once per mask, other checkpoints of that mask are patched into its code.",
     ),
 ]
-NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records: choose tilings by the cost model.")]
+NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records; choose tilings by the cost model.")]
 
 
 @dataclass(frozen=True)

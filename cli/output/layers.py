@@ -173,7 +173,7 @@ def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
 def _total_rows(detail: JobDetail) -> list[list[str | Text]]:
     layers = {build.position: build for build in detail.builds}.values()
     nonzeros, weights = sum(build.nonzeros for build in layers), sum(build.spec.weights_count for build in layers)
-    first = [f"all {len(layers)} layers", "", f"{nonzeros:,}", f"{1 - nonzeros / weights:.1%}" if weights else "-"]
+    first = [counted(len(layers), "layer"), "", f"{nonzeros:,}", f"{1 - nonzeros / weights:.1%}" if weights else "-"]
     rows: list[list[str | Text]] = []
     for total in arch_totals(detail):
         facts = ["-", "-", "-", "-"]

@@ -123,7 +123,7 @@ def test_a_layer_keeps_its_name_and_is_one_line(width: int) -> None:
 def test_the_layer_table_ends_with_totals_per_architecture() -> None:
     two = in_parts(Outcome.BUILT, Outcome.HIT, Outcome.HIT)
     lines = shown(layer_table(two, 160, totals=True), 160)
-    assert lines[-2].startswith("all 1 layers")
+    assert lines[-2].startswith("1 layer ")
     assert lines[-2].split("90.0%")[1].split() == ["3", "sm_80", "3", "of", "3", "6.0s", "128", "24", "B", "3.0", "MB"]
     assert lines[-1].split() == ["3", "sm_120", "0", "of", "3", "-", "-", "-", "-"]
     [sm_80, sm_120] = totals_json(two)["archs"]
