@@ -119,13 +119,13 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
         )
         lines.append(f"network      {given} -> {made}")
     else:
-        lines.append("network      none: the bundle holds layers only")
+        lines.append("network      none, layers only")
     lines.append(f"compiled     {_compiled(contents)}, batch {bundle.manifest['batch']}")
     if bundle.has_network:
         operators = ", ".join(f"{name} {count}" for name, count in contents.glue.items()) or "nothing"
         constants = f", with {size(contents.constants_bytes)} of constants" if contents.constants_bytes else ""
         left = _share(contents.left_share)
-        lines.append(f"left over    {operators}{constants}: {left} of the multiply-adds, for the framework")
+        lines.append(f"glue         {operators}{constants}: {left} of the multiply-adds, for the framework")
     for each in contents.skipped:
         count = "unknown" if each.multiply_adds is None else magnitude(each.multiply_adds)
         share = "" if each.share is None else f", {each.share:.1%}"
@@ -134,7 +134,7 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
         f"  missing    {each['name']} for {', '.join(each['archs'])}: {each['reason']}" for each in bundle.missing
     ]
     tools = ", ".join(f"{name} {version}" for name, version in bundle.manifest["toolchain"].items())
-    lines.append(f"made with    {tools}")
+    lines.append(f"tools        {tools}")
     lines.append(f"size         {size(bundle.file_bytes)} in {_files(bundle)}")
     return lines
 
@@ -177,7 +177,7 @@ def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
             }
             for each in contents.layers
         ],
-        "rest": dict(contents.glue),
+        "glue": dict(contents.glue),
         "constants_bytes": contents.constants_bytes,
         "skipped": [
             {
