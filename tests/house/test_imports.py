@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "codegen": {"codegen"},
     "farm": {"codegen", "farm"},
     "cli": {"cli", "codegen", "farm"},
+    "migrations": {"farm"},
 }
 
 FARM_LAYERS = (
@@ -42,7 +43,7 @@ FARM_LAYERS = (
 package's."""
 
 DOORS = {
-    "alembic": {"farm/ledger/"},
+    "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
     "botocore": {"farm/store/s3.py"},
     "gimmik": {"farm/bench/layers/gimmik_kernels.py"},
@@ -54,7 +55,7 @@ DOORS = {
     "pycuda": {"farm/cuda/device.py"},
     "ray": {"farm/executors/ray/connection.py", "farm/executors/ray/private.py"},
     "rich": {"cli/"},
-    "sqlalchemy": {"farm/ledger/"},
+    "sqlalchemy": {"farm/ledger/", "migrations/"},
     "subprocess": {"codegen/toolchain/tools.py", "farm/executors/processes.py"},
     "torch": {
         "farm/bench/graphchallenge/torch_",
@@ -83,8 +84,8 @@ SLOW = {
 WHOLLY = (
     "farm/bench/graphchallenge/torch_",
     "farm/bench/networks/torch_",
-    "farm/ledger/migrations/",
     "farm/torch/",
+    "migrations/",
 )
 """Modules that are of no use without one of them, by the start of their path."""
 TEST_ONLY = {"hypothesis", "jsonschema", "kubernetes_validate", "PIL", "playwright", "pytest", "yaml"}

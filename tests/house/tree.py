@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("cli", "codegen", "farm")
+PACKAGES = ("cli", "codegen", "farm", "migrations")
 
 
 def modules(*folders: str) -> list[str]:

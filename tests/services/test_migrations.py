@@ -214,7 +214,7 @@ def test_a_migration_without_its_lock_is_an_error_in_words(tmp_path: Path) -> No
 def test_the_migrations_run_from_wherever_the_packages_are(tmp_path: Path) -> None:
     packages, elsewhere = tmp_path / "100%(here)s", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    for name in ("codegen", "farm"):
+    for name in ("codegen", "farm", "migrations"):
         shutil.copytree(CHECKOUT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
     code = (
         f"import sys; sys.path.insert(0, {str(packages)!r}); import farm; assert {str(packages)!r} in farm.__file__;"
