@@ -1,1 +1,1 @@
-"""Benchmarks: the generated kernels against what a user would call instead, on the GPU at hand."""
+"""Benchmarks of the generated kernels against alternatives, on a GPU."""

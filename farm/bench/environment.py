@@ -1,4 +1,4 @@
-"""Where a benchmark ran: GPU, driver, clocks, versions, date."""
+"""Environment of a benchmark: GPU, driver, clocks, versions, date."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOCKS = ("driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem", "power.
 
 
 def environment(facts: DeviceFacts, peaks: Peaks, toolchain: Toolchain, libraries: Mapping[str, str]) -> dict[str, Any]:
-    """What has to be known to judge a time; as plain JSON values."""
+    """Environment of a run that compiles kernels, as plain JSON values."""
     return {
         "gpu": facts.name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -32,7 +32,7 @@ def environment(facts: DeviceFacts, peaks: Peaks, toolchain: Toolchain, librarie
 
 
 def network_environment(device: Mapping[str, Any], libraries: Mapping[str, str]) -> dict[str, Any]:
-    """The same of a run that compiles nothing; `device` has the GPU's name, and its id for nvidia-smi."""
+    """Environment of a run that compiles nothing; `device` holds the GPU's name and its id for nvidia-smi."""
     return {
         "gpu": device["name"],
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -44,7 +44,7 @@ def network_environment(device: Mapping[str, Any], libraries: Mapping[str, str])
 
 
 def clocks(gpu: str) -> dict[str, str]:
-    """What nvidia-smi reads of a GPU, by its bus or its id, with units; empty where there is none."""
+    """Values that nvidia-smi reports for a GPU, named by bus or id, with units; empty without nvidia-smi."""
     query = ["nvidia-smi", "-i", gpu, f"--query-gpu={','.join(_CLOCKS)}", "--format=csv,noheader"]
     try:
         values = run_tool(query, limits=ToolLimits(30)).stdout.strip().split(",")

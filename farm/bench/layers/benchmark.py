@@ -1,4 +1,4 @@
-"""One call of `farm bench`: what is measured where there is a GPU, and how what was found is kept here."""
+"""One run of `farm bench run`: measures cases on a GPU and keeps the results."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from farm.tuning.record import TuningRecord
 from farm.worker.cache_lookup import known_toolchain
 
 Told = Callable[[CaseKey, Sequence[Measurement], int, int], None]
-"""What is told after each case: what was found, how many cases are done, how many there are."""
+"""Callback after each case: its measurements, the cases done, and their total."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a benchmark runs."""
+    """Settings of a benchmark."""
 
     peers: tuple[str, ...] = tuple(PEERS)
     seed: int = 0
     optimisation: int = 3
     accumulate: Accumulator = "float32"
     assembler: AssemblerChoice = "auto"
-    """Who makes the machine code that is measured, as for farm compile."""
+    """Assembler of the measured kernels, as for farm compile."""
     sets: int | None = None
     flops: float | None = None
-    """The GPU's peak in float32, instead of what is known of it."""
+    """Float32 peak of the GPU; None: the known or derived one."""
     bytes_per_second: float | None = None
     file: Path | None = None
-    """Where the results are kept as they come."""
+    """File rewritten after each case."""
     tuning: bool = True
     """Take tilings from tuning records, as farm compile does."""
     with_ptx: bool = False
     """Count and measure the kernels' PTX too."""
     resume: bool = False
-    """Take from that file what it has."""
+    """Continue from the results in `file`."""
 
     def to_json(self) -> dict[str, Any]:
-        """What shapes the measurements."""
+        """Options that affect the measurements."""
         return {
             "peers": list(self.peers),
             "seed": self.seed,
@@ -73,7 +73,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class CaseMeasured:
-    """All that was found for a case."""
+    """Event: all measurements of a case."""
 
     case: CaseKey
     measurements: tuple[Measurement, ...]
@@ -88,13 +88,15 @@ def benchmark(
     local: bool = False,
     notice: Notice = no_notice,
 ) -> Results:
-    """Measures all cases on the cluster's GPU, or with `local` on this machine's.
+    """Measures cases on a GPU of the cluster or, with `local`, of this machine.
 
-    Raises DeviceError and NoWorkerError without a GPU, UsageError for a file that cannot be resumed; what a single
-    contender cannot do is a measurement with a reason.
+    A contender that cannot run yields a measurement with a reason. Raises DeviceError and NoWorkerError without a
+    GPU, UsageError for a file that cannot be resumed.
     """
     before = read_results(plan.file) if plan.resume and plan.file and plan.file.exists() else None
-    done = {each.case for each in before.measurements} if before else set()  # a case is written whole
+    done = (
+        {each.case for each in before.measurements} if before else set()
+    )  # all measurements of a case are written together
     left = [case for case in cases if case.key not in done]
     results = Results({}, plan.to_json())
     number = len(cases) - len(left)
@@ -111,7 +113,7 @@ def benchmark(
                     results = replace(results, measurements=(*kept, *event.measurements))
                     number += 1
             if plan.file:
-                write_results(plan.file, results)  # also before minutes are spent: it may not be possible
+                write_results(plan.file, results)  # first before minutes are spent: writing may fail
             if isinstance(event, CaseMeasured):
                 tell(event.case, event.measurements, number, len(cases))
     return results
@@ -124,7 +126,7 @@ def benchmark_work(
     records: Sequence[TuningRecord],
     qualifications: Qualifications = NO_QUALIFICATIONS,
 ) -> Generator[Results | CaseMeasured, None, None]:
-    """Tells first where it measures, without measurements yet, then every case. Raises DeviceError without a GPU."""
+    """Yields the environment as empty results, then an event per case. Raises DeviceError without a GPU."""
     with Device() as device:
         facts = device.facts
         found = peaks_of(
@@ -153,7 +155,7 @@ def benchmark_work(
 
 
 def _known(settings: Settings) -> tuple[list[TuningRecord], Qualifications]:
-    """What the ledger knows: tilings, and which machine code needs no ptxas."""
+    """Tuning records and qualifications of the ledger."""
     ledger = open_ledger(settings)
     try:
         return ledger.tuning.records(), ledger.qualifications.known()
@@ -162,7 +164,7 @@ def _known(settings: Settings) -> tuple[list[TuningRecord], Qualifications]:
 
 
 def resumed(before: Results, now: Results) -> Results:
-    """The results of an earlier run, to go on from. Raises UsageError if they were measured in another way or place."""
+    """Results of an earlier run to continue. Raises UsageError if its environment or options differ."""
     for what in ("gpu", "nvcc", "ptxas", "libraries"):
         if before.environment.get(what) != now.environment.get(what):
             raise UsageError(

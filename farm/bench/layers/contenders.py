@@ -1,4 +1,4 @@
-"""Who is measured: the generated kernels and their peers, what each computes with and how exact it must be."""
+"""Contenders: the generated kernels and their peers, with data types and tolerances."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from codegen.ir.layer_spec import DataType
 
 GENERATED = "generated"
-"""The farm's own kernels."""
+"""Name of the farm's own kernels."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What a user would call instead of a generated kernel."""
+    """A library call or kernel that a user would use instead of a generated kernel."""
 
     name: str
     title: str
-    """For people."""
+    """Name in figures and texts."""
     column: str
-    """For a narrow table."""
+    """Short name in tables."""
     tolerance: float
-    """Norm of the error over norm of the float64 reference: beyond this a peer is wrong, its time void."""
+    """Largest relative error, by norm, of a correct peer; beyond it the time is void."""
     reads_zeros: bool
-    """Computes with the zero weights too: one time holds for every sparsity."""
+    """Whether it computes with zero weights too, so that one time holds for every sparsity."""
     data_types: tuple[DataType, ...] = ("float32",)
-    """Data types of the generated kernels that it is compared with."""
+    """Data types of the generated kernels compared with it."""
     listed: bool = True
-    """Has a column in the table; all are in the JSON document."""
+    """Whether it has a column in the table; the JSON document has all peers."""
 
 
 PEERS = {
@@ -45,17 +45,14 @@ PEERS = {
         Peer("gimmik", "GiMMiK", "GIMMIK", 1e-4, False),
     )
 }
-"""By name.
-
-None of them adds the bias or runs what the generated kernel computes after its sums: that favours them.
-"""
+"""Peers by name. None of them adds the bias or runs the epilogue, which favours them."""
 
 
 def title_of(contender: str) -> str:
-    """For people; the name itself for one that is not known here."""
+    """Title of a contender; the name itself for an unknown one."""
     return PEERS[contender].title if contender in PEERS else contender
 
 
 def peers_for(data_type: str, chosen: tuple[str, ...]) -> list[Peer]:
-    """Those of the chosen ones that kernels of this data type are compared with."""
+    """Chosen peers that are compared with kernels of a data type."""
     return [PEERS[name] for name in chosen if data_type in PEERS[name].data_types]

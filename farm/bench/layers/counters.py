@@ -1,4 +1,4 @@
-"""Hardware counters of kernels, by ncu where it is found and may read them."""
+"""Hardware counters of kernels, read by ncu."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FETCH_STALLS = "smsp__warp_issue_stalled_no_instruction_per_warp_active.pct"
 DURATION = "gpu__time_duration.sum"
 METRICS = (DRAM, GLOBAL_LOADS, FETCH_STALLS, DURATION)
 LIMITS = ToolLimits(seconds=600, memory_bytes=2**50)
-"""A process that uses a GPU reserves far more addresses than there is memory."""
+"""Limits of ncu; a GPU process reserves far more addresses than memory."""
 BOUNDARY = "im2col"
-"""The kernel that begins what cuSPARSE runs."""
+"""The kernel that precedes those of cuSPARSE."""
 
 _UNITS = {"byte/second": 1.0, "Kbyte/second": 1e3, "Mbyte/second": 1e6, "Gbyte/second": 1e9, "Tbyte/second": 1e12}
 _UNITS |= {"byte/s": 1.0, "Kbyte/s": 1e3, "Mbyte/s": 1e6, "Gbyte/s": 1e9, "Tbyte/s": 1e12}
@@ -33,26 +33,26 @@ _UNITS |= {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "mse
 
 
 class NoCountersError(Exception):
-    """Why there are no counters, in words."""
+    """No counters are available, with the reason."""
 
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """One launch: the metrics by name, in bytes a second, nanoseconds and percent."""
+    """Metrics of one launch by name, in bytes per second, nanoseconds and percent."""
 
     kernel: str
     metrics: Mapping[str, float]
 
 
 def profile(operators: Sequence[str], batch: int, sparsity: float) -> dict[str, dict[str, dict[str, float]]]:
-    """By operator and contender (generated, cudnn-fp32, cusparse): each metric, averaged over time.
+    """Metrics by operator and contender (generated, cudnn-fp32, cusparse), averaged over time.
 
-    Runs `python -m farm.bench.layers.profiled` below ncu. Raises NoCountersError.
+    Runs `python -m farm.bench.layers.profiled` under ncu. Raises NoCountersError.
     """
     ncu = shutil.which("ncu")
     if ncu is None:
         raise NoCountersError("ncu is not on the path: install Nsight Compute")
-    # -P: nothing in the current folder takes the place of a module.
+    # -P: the current folder must not shadow modules.
     child = [sys.executable, "-P", "-m", "farm.bench.layers.profiled", str(batch), f"{sparsity:g}", *operators]
     command = [ncu, "--csv", "--profile-from-start", "off", "--metrics", ",".join(METRICS), *child]
     try:
@@ -72,7 +72,7 @@ def profile(operators: Sequence[str], batch: int, sparsity: float) -> dict[str, 
 def read_counters(
     settings: Settings, operators: Sequence[str], batch: int, sparsity: float, *, local: bool = False
 ) -> dict[str, dict[str, dict[str, float]]] | str:
-    """`profile` on the cluster's GPU, or with `local` on this machine's; in words why there are no counters."""
+    """Metrics read on a GPU of the cluster or, with `local`, of this machine; or the reason why there are none."""
     with open_gpu(settings, local=local) as gpu:
         [found] = gpu.run(partial(counters_work, operators=operators, batch=batch, sparsity=sparsity))
     return found
@@ -81,7 +81,7 @@ def read_counters(
 def counters_work(
     _settings: Settings, operators: Sequence[str], batch: int, sparsity: float
 ) -> Generator[dict[str, dict[str, dict[str, float]]] | str, None, None]:
-    """Tells what `profile` gives, or why it gives nothing."""
+    """Yields the metrics of `profile`, or the reason why there are none."""
     try:
         yield profile(operators, batch, sparsity)
     except NoCountersError as error:
@@ -94,7 +94,7 @@ def _why(text: str) -> str:
 
 
 def read_csv(text: str) -> list[KernelCounters]:
-    """What ncu --csv prints, one line a metric; what it says before the table is skipped."""
+    """Parses the output of ncu --csv, one line per metric; lines before the table are skipped."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -111,9 +111,9 @@ def read_csv(text: str) -> list[KernelCounters]:
 
 
 def by_contender(kernels: Sequence[KernelCounters], operators: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Sorts the launches of `profiled`: for each operator the generated kernels, then cuDNN's, im2col, cuSPARSE's.
+    """Splits the launches of `profiled` per operator: the generated kernels, then cuDNN's, im2col, cuSPARSE's.
 
-    The generated kernels are those whose name is the first one's.
+    Generated kernels are those with the first launch's name.
     """
     own = kernels[0].kernel
     groups: list[dict[str, list[KernelCounters]]] = []
@@ -137,7 +137,7 @@ def by_contender(kernels: Sequence[KernelCounters], operators: Sequence[str]) ->
 
 
 def _averaged(launches: Sequence[KernelCounters]) -> dict[str, float]:
-    """Each metric over the launches that have it, weighted with their durations."""
+    """Average of each metric over its launches, weighted by duration."""
     averages = {}
     for metric in METRICS[:-1]:
         having = [each for each in launches if metric in each.metrics]

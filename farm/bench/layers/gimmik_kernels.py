@@ -1,4 +1,4 @@
-"""GiMMiK's kernels for one layer: a matrix unrolled into code as ours is, with one thread a column."""
+"""GiMMiK kernels of one layer: the matrix is unrolled into code, one thread per column."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from farm.extras import way_out
 
 ENTRY = "gimmik"
 VARIANTS = 4
-"""Of the kernels that GiMMiK offers, best first by its own tables for the architecture: the fastest is taken."""
+"""Most GiMMiK kernels measured, in the order of its own tables; the fastest counts."""
 PTXAS_LIMITS = ToolLimits(seconds=60)
 
 
 @dataclass(frozen=True, eq=False)
 class GimmikKernel:
-    """Machine code for one matrix and number of columns: it takes the columns [C, n] and gives the sums [K, n]."""
+    """Machine code for one matrix and number of columns: columns [C, n] to sums [K, n]."""
 
     cubin: bytes
     grid: tuple[int, int, int]
@@ -33,14 +33,14 @@ class GimmikKernel:
 
 @dataclass(frozen=True, eq=False)
 class GimmikKernels:
-    """The variants that could be made, or why there is none."""
+    """Variants that were built, or why there is none."""
 
     kernels: tuple[GimmikKernel, ...] = ()
     reason: str = ""
 
 
 def unfit(spec: LayerSpec) -> str:
-    """Why GiMMiK has no kernel for a layer, in words; empty if it has: a linear layer, or a 1x1 convolution."""
+    """Why GiMMiK has no kernel for a layer; empty for a linear layer or a 1x1 convolution."""
     if spec.data_type != "float32":
         return "GiMMiK computes in float32 and float64"
     if isinstance(spec, Linear):
@@ -51,12 +51,12 @@ def unfit(spec: LayerSpec) -> str:
 
 
 def columns_of(spec: LayerSpec, images: int) -> int:
-    """n: the positions of all images, or the rows of a linear layer."""
+    """Number of columns: positions of all images, or rows of a linear layer."""
     return images * math.prod(spec.output_shape[1:])
 
 
 def gimmik_kernels(spec: LayerSpec, weights: Weights, images: int, arch: str, toolchain: Toolchain) -> GimmikKernels:
-    """Its kernels for a layer's weights and batch, assembled by ptxas within a minute each. Raises ToolError."""
+    """Kernels of a layer's weights and batch, each assembled by ptxas within a minute. Raises ToolError."""
     if reason := unfit(spec):
         return GimmikKernels(reason=reason)
     try:
@@ -71,13 +71,13 @@ def gimmik_kernels(spec: LayerSpec, weights: Weights, images: int, arch: str, to
     made: list[GimmikKernel] = []
     reason = "GiMMiK leaves a matrix with so many non-zeros to a dense GEMM"
     for ptx, facts in product.kernels(np.float32, ENTRY, compute_capability=divmod(arch_number(arch), 10)):
-        # Its target may be the one with the architecture's own instructions, which ptxas wants named alike.
+        # Its target may be an architecture-specific one, and ptxas requires the same name.
         target = arch + "a" if f".target {arch}a" in ptx else arch
         try:
             cubin = assemble(ptx.encode(), target, toolchain, limits=PTXAS_LIMITS)
         except ToolTimeout as error:
             reason = f"GiMMiK's kernel: {error}"
-            break  # those that follow are no smaller
+            break  # later ones are no smaller
         note = f"{facts['variant']}, ptxas {cubin.seconds:.1f} s"
         made.append(GimmikKernel(cubin.data, facts["grid"], facts["block"], note))
         if len(made) == VARIANTS:

@@ -1,4 +1,4 @@
-"""Two kernels that benchmarks need and the farm does not make: im2col of a batch, and Escoin's sparse convolution."""
+"""Two kernels of the benchmarks: im2col of a batch, and Escoin's sparse convolution."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from codegen.toolchain.tools import DEFAULT_LIMITS, Toolchain, run_tool
 
 THREADS = 256
 ESCOIN_POSITIONS = (1, 2, 4, 8)
-"""Positions per thread of the kernels in escoin.cu; the fastest is taken."""
+"""Positions per thread of the kernels in escoin.cu; the fastest counts."""
 GRID_ROWS = 65_535
-"""Blocks that a grid may have along y."""
+"""Most blocks of a grid along y."""
 
 
 def lacks(spec: Conv2d) -> str:
-    """Why these kernels do not do for a convolution, in words; empty if they do."""
+    """Why these kernels do not support a convolution; empty if they do."""
     if spec.groups != 1:
         return "grouped: one GEMM or one CSR matrix does not describe it"
     if spec.data_type != "float32":
@@ -32,7 +32,7 @@ def lacks(spec: Conv2d) -> str:
 
 
 def macros(spec: Conv2d) -> list[str]:
-    """What the sources are compiled with: the shape."""
+    """Preprocessor macros of a shape."""
     top, left, bottom, right = spec.padding
     values = {
         "C": spec.channels,
@@ -77,7 +77,7 @@ def compile_cubin(name: str, spec: Conv2d, arch: str, toolchain: Toolchain) -> b
 
 @dataclass(frozen=True, eq=False)
 class IndexCubins:
-    """Machine code of the two kernels that come with the benchmark, for one shape."""
+    """Machine code of both kernels for one shape."""
 
     im2col: bytes
     escoin: bytes
@@ -92,13 +92,13 @@ def index_cubins(spec: LayerSpec, arch: str, toolchain: Toolchain) -> IndexCubin
 
 
 def im2col_grid(spec: Conv2d, images: int) -> tuple[int, int, int]:
-    """Blocks of im2col."""
+    """Grid of im2col."""
     positions = images * spec.output_height * spec.output_width
     return -(-positions // THREADS), min(spec.channels, GRID_ROWS), 1
 
 
 def columns_shape(spec: Conv2d, images: int) -> tuple[int, int]:
-    """C R S, N H' W'."""
+    """Shape of the columns: (C R S, N H' W')."""
     rows = spec.channels * spec.kernel_height * spec.kernel_width
     return rows, images * spec.output_height * spec.output_width
 
@@ -108,9 +108,9 @@ class StretchedRows:
     """Weights in CSR with offsets into the padded image instead of columns."""
 
     rows: NDArray[np.int32]
-    """[K + 1]: where each kernel's weights begin."""
+    """Start of each output channel's weights, [K + 1]."""
     entries: NDArray[np.int32]
-    """[non-zeros, 2]: the offset, and the bits of the weight."""
+    """Offset and weight bits, [non-zeros, 2]."""
 
     @staticmethod
     def of(spec: Conv2d, weights: Weights) -> StretchedRows:
@@ -124,12 +124,12 @@ class StretchedRows:
 
 
 def escoin_grid(spec: Conv2d, images: int, positions: int) -> tuple[int, int, int]:
-    """Blocks of the Escoin kernel whose threads have so many positions."""
+    """Grid of the Escoin kernel with `positions` per thread."""
     places = images * spec.output_height * spec.output_width
     return -(-places // (THREADS * positions)) * spec.output_channels, 1, 1
 
 
 def padded(spec: Conv2d, x: FloatArray) -> FloatArray:
-    """The input with its border of zeros, as stretched offsets want it."""
+    """Input padded with zeros, as stretched offsets require."""
     top, left, bottom, right = spec.padding
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))

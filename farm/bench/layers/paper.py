@@ -1,4 +1,4 @@
-"""The paper's figures and tables beside ours. Pure: results in, rows out."""
+"""The paper's figures and tables beside the measured ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PEERS = ("cudnn-fp32", "cublas-fp32", "cusparse", "escoin")
 SPARSITIES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 MAIN = 0.9
 STRUCTURES = {"PC": 0.5, "PF": 0.5, "Both": 0.8}
-"""Half the input channels, half the kernels, both; and the sparsity of the code that each is compared with."""
+"""Structured pruning: half the input channels, half the output channels, both; and the sparsity compared with each."""
 UNKNOWN = "not in our notes"
 Counters = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One number of the paper and ours."""
+    """A number of the paper and the measured one."""
 
     figure: str
     what: str
@@ -34,13 +34,13 @@ class PaperRow:
 
 
 def paper_numbers() -> dict[str, Any]:
-    """The numbers of the paper that this project has notes of."""
+    """Numbers noted from the paper."""
     numbers: dict[str, Any] = json.loads(files("farm.bench.layers").joinpath("paper_numbers.json").read_text())
     return numbers
 
 
 def rows(results: Results, counters: Counters | str) -> list[PaperRow]:
-    """Every comparison that the results have the data for; `counters` are a text where there are none."""
+    """Every comparison that the results allow; `counters` is a text if there are none."""
     numbers = paper_numbers()
     return [
         *_speedup_rows(results, numbers),
@@ -54,7 +54,7 @@ def rows(results: Results, counters: Counters | str) -> list[PaperRow]:
 
 
 def structured_name(operator: str, structure: str) -> str:
-    """What a structurally pruned operator is called in the results."""
+    """Name of a structurally pruned operator in the results."""
     return f"{operator}, {structure}"
 
 
@@ -107,7 +107,7 @@ def _structured_rows(results: Results, numbers: Mapping[str, Any]) -> Iterator[P
 
 
 def _facts(results: Results, operator: str, batch: int) -> dict[float, tuple[float | None, Mapping[str, Any]]]:
-    """Time and facts of the generated kernels by sparsity."""
+    """Time and facts of the generated kernels, by sparsity."""
     return {
         case.sparsity: (each.microseconds, each.facts)
         for case, each in results.of(GENERATED).items()
@@ -132,7 +132,7 @@ def _deleted_rows(results: Results, numbers: Mapping[str, Any]) -> Iterator[Pape
 
 
 def _machine_rows(results: Results, numbers: Mapping[str, Any]) -> Iterator[PaperRow]:
-    """Machine instructions that are gone for each PTX instruction that is."""
+    """Machine instructions removed per removed PTX instruction."""
     shares = []
     batch = max(_batches(results), default=64)
     for operator in dict.fromkeys(case.operator for case in results.of(GENERATED)):

@@ -1,4 +1,4 @@
-"""The peers at work: how each computes one layer on the data that the generated kernel has."""
+"""Peers: how each computes a layer on the generated kernel's data."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from farm.bench.layers.torch_gpu import NotApplicableError, TorchGpu
 from farm.cuda.device import Device, RawKernel
 
 COLD_BYTES = 200e6
-"""Total size of the data sets used in turn: four times the largest L2 cache, so that none is still in it."""
+"""Total size of the rotated data sets: four times the largest L2 cache, so that none stays cached."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a peer: `launch` runs it on a data set, by number, and gives its result."""
+    """A way to run a peer: `launch` runs it on a numbered data set and returns its result."""
 
     launch: Callable[[int], Any]
     note: str = ""
@@ -36,22 +36,22 @@ class Variant:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A peer with its data in place; the fastest variant counts."""
+    """A peer with its data on the GPU; the fastest variant counts."""
 
     variants: Sequence[Variant]
     as_output: Callable[[Any], Any] = lambda result: result
-    """Its result as [N, K, H', W'], or [rows, K]: for the check alone, its time is not charged."""
+    """Result as [N, K, H', W'] or [rows, K], for the check only; not timed."""
     tf32: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer's data on the GPU: one input and one output for each data set."""
+    """A layer's data on the GPU: an input and an output per data set."""
 
     spec: LayerSpec
     weights: Weights
     images: int
-    """Rows of a Linear."""
+    """Images, or rows of a Linear."""
     inputs: tuple[int, ...]
     """Device addresses."""
     outputs: tuple[int, ...]
@@ -59,7 +59,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class PeerKernels:
-    """The kernels that peers bring along, where they could be made."""
+    """Kernels of peers, if they could be built."""
 
     index: IndexCubins | None = None
     gimmik: GimmikKernels | None = None
@@ -87,7 +87,7 @@ class Peers:
         self.inputs = [gpu.view(address, shape, layer.spec.data_type) for address in layer.inputs]
 
     def prepare(self, name: str) -> Prepared:
-        """A peer by its name in `contenders`. Raises NotApplicableError, and what torch raises."""
+        """Prepares a peer by name. Raises NotApplicableError and errors of torch."""
         family, _, rest = name.partition("-")
         tf32 = rest.startswith("tf32")
         match family:
@@ -113,7 +113,7 @@ class Peers:
         return Prepared([Variant(lambda i: dense(inputs[i]), note)], tf32=tf32)
 
     def _halved(self, tensor: Any) -> Any:
-        """In half precision, and channels last where there are any: the layout of the tensor cores."""
+        """A tensor in half precision and channels last, the layout of the tensor cores."""
         half = tensor.half()
         return half.contiguous(memory_format=self._torch.channels_last) if half.dim() == 4 else half
 
@@ -122,7 +122,7 @@ class Peers:
 
     def _spmm(self, matrix: Any) -> Callable[[Any, Any], Any]:
         plain = matrix.to_sparse_csr()
-        # Indices of 32 bits: what cuSPARSE is fastest with.
+        # cuSPARSE is fastest with 32-bit indices.
         sparse = self._torch.sparse_csr_tensor(
             plain.crow_indices().int(), plain.col_indices().int(), plain.values(), size=tuple(matrix.shape)
         )
@@ -131,7 +131,7 @@ class Peers:
     def _product(
         self, multiply: Callable[[Any], Callable[[Any, Any], Any]], *, im2col: bool, tf32: bool = False
     ) -> Prepared:
-        """The layer as weights [K, C R S] times columns, with or without the time to make the columns."""
+        """The layer as weights [K, C R S] times columns, with or without the time of im2col."""
         spec, images = self._spec, self._layer.images
         matrix = self._gpu.upload(self._layer.weights.kernel.reshape(spec.output_channels, -1))
         product = multiply(matrix)
@@ -207,7 +207,7 @@ class Peers:
         return Prepared([variant(each) for each in made.kernels], as_output)
 
     def _columns(self, x: Any) -> Any:
-        """The input of a linear layer or a 1x1 convolution as [C, N H' W']."""
+        """Input of a linear layer or a 1x1 convolution as columns [C, N H' W']."""
         if isinstance(self._spec, Conv2d):
             down, right = self._spec.stride
             x = x[:, :, ::down, ::right]
@@ -226,7 +226,7 @@ class Peers:
         return self._device.raw_kernel(getattr(self._kernels.index, name), entry or name, (256, 1, 1))
 
     def _outputs(self, shape: tuple[int, ...]) -> list[Any]:
-        """The outputs' memory in another shape, zeroed: SpMM may read what it is to overwrite."""
+        """The outputs' memory in another shape, zeroed, as SpMM may read it."""
         views = [self._gpu.view(address, shape, "float32") for address in self._layer.outputs]
         for view in views:
             view.zero_()

@@ -25,15 +25,15 @@ STYLES = {
     "escoin": ("#56B4E9", "P", "--", (0, (3, 1, 1, 1))),
     "gimmik": ("#999999", "X", "oo", (0, (1, 2))),
 }
-"""Colour, marker, hatch and line of a peer: Okabe and Ito's colours, which the colour-blind tell apart."""
+"""Colour, marker, hatch and line of a peer, in Okabe and Ito's palette for the colour-blind."""
 DENSE_STYLES = {"fp32": "cudnn-fp32", "tf32": "cudnn-tf32", "fp16": "cudnn-fp16"}
-"""Of dense networks, by their precision."""
+"""Styles of dense networks by precision."""
 KIND_STYLES = {"compiled": ("#0072B2", ""), "rest": ("#E69F00", "//"), "gaps": ("#BBBBBB", "..")}
-"""Of what runs in a network: colour and hatch."""
+"""Colour and hatch of the parts of a network's time."""
 
 
 def plot(results: Results, folder: Path) -> list[Path]:
-    """Writes every figure that the results have the data for; gives the files. Raises UsageError."""
+    """Writes every figure that the results allow; returns the files. Raises UsageError."""
     try:
         import matplotlib
         from matplotlib import pyplot
@@ -119,7 +119,7 @@ def _speedups(pyplot: Any, results: Results, bars: Sequence[Measurement], sparsi
             places,
             [found[case] - 1 for case in cases if case in found],
             width * 0.94,
-            bottom=1,  # what is slower than a peer hangs below the line
+            bottom=1,  # bars of slower layers hang below the line
             color=colour,
             hatch=hatch,
             edgecolor="white",
@@ -181,7 +181,7 @@ def _sweep(pyplot: Any, results: Results, own: Sequence[Measurement]) -> Any:
 
 
 def _roofline(pyplot: Any, results: Results, own: Sequence[Measurement], sparsity: float | None) -> Any:
-    """Non-zero work a second against non-zero work a byte, below the chip's two limits."""
+    """Roofline: non-zero work per second against non-zero work per byte."""
     peaks = results.environment["peaks"]
     double = 2 if own[0].case.data_type == "float16" else 1
     flops, rate = peaks["flops"] * double / 1e12, peaks["bytes_per_second"] / 1e12
@@ -210,7 +210,7 @@ def _roofline(pyplot: Any, results: Results, own: Sequence[Measurement], sparsit
 
 
 def _labelled(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
-    """Numbered points and a list of their names: names beside points that lie close would cover each other."""
+    """Numbered points and a list of their names, as names beside close points would overlap."""
     axes.scatter([x for x, _, _ in points], [y for _, y, _ in points], color="#0072B2", zorder=3, s=130, alpha=0.85)
     for number, (x, y, _) in enumerate(points, 1):
         axes.annotate(
@@ -279,7 +279,7 @@ def _network_strips(pyplot: Any, results: Results, rows: Sequence[NetworkRow]) -
 
 
 def _network_labels(rows: Sequence[NetworkRow]) -> list[str]:
-    """With the sparsity where a network was measured at several."""
+    """Labels of networks, with the sparsity if one was measured at several."""
     labels = [_network_label(row) for row in rows]
     return [
         f"{label}, {row.case.sparsity:g}" if labels.count(label) > 1 else label

@@ -1,4 +1,4 @@
-"""What ncu watches: each operator's generated kernels once, then cuDNN's, then im2col and cuSPARSE's.
+"""The process under ncu: runs each operator's generated kernels, then cuDNN's, then im2col and cuSPARSE's.
 
 ncu --profile-from-start off ... python -m farm.bench.layers.profiled BATCH SPARSITY OPERATOR...
 """
@@ -27,13 +27,13 @@ PEERS = ("cudnn-fp32", "cusparse")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs each contender once outside of the profile, to warm it up, and once within."""
+    """Runs each contender once to warm up, then once inside the profile."""
     batch, sparsity, *names = arguments
     settings = load_settings()
     store = open_store(settings)
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
     with Device() as device:
-        book = TuningBook.of([], shipped_records())  # a machine of a cluster has no ledger
+        book = TuningBook.of([], shipped_records())  # a cluster's machine has no ledger
         with KernelPool(settings, store, toolchain, device.arch, book=book) as pool:
             gpu = TorchGpu((stream := device.new_stream()).handle)
             for case in operator_cases(names, Choice((int(batch),), (float(sparsity),))):

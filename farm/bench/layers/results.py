@@ -1,4 +1,4 @@
-"""Results: one measurement for each case and contender, in a file that is whole after every case."""
+"""Results of benchmarks: one measurement per case and contender, in a file that is valid after every case."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ SCHEMA_VERSION = 1
 NETWORKS_KIND = "networks"
 """Option `kind` of results whose operators are whole networks."""
 CHALLENGE_KIND = "graphchallenge"
-"""Of those whose operators are networks of the sparse DNN challenge."""
+"""Option `kind` of results whose operators are networks of the sparse DNN challenge."""
 WRONG = "wrong: "
-"""What the reason begins with where a contender computes something else."""
+"""Start of the reason of a contender with wrong results."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contender in one case: its time, or the reason why there is none."""
+    """Time of one contender in one case, or the reason why there is none."""
 
     case: CaseKey
     contender: str
     microseconds: float | None
     """Median of one call on the batch; None if there is none."""
     reason: str = ""
-    """Why there is no time, in words; empty if there is one."""
+    """Why there is no time; empty if there is one."""
     note: str = ""
-    """What is to be known of the time."""
+    """Remark on the time."""
     relative_error: float | None = None
     """Norm of the error over norm of the float64 reference."""
     roof_microseconds: float | None = None
@@ -44,15 +44,15 @@ class Measurement:
     """Tiling, registers, sizes and deleted FMAs of generated kernels; spec and non-zeros of the layer."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Plain JSON values."""
         fields = asdict(self)
         if self.relative_error is not None and not math.isfinite(self.relative_error):
-            fields["relative_error"] = None  # of an output that was not written: JSON has no NaN
+            fields["relative_error"] = None  # NaN of an unwritten output: JSON has none
         return {**fields.pop("case"), **fields}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Measurement:
-        """Reads what `to_json` wrote. Raises KeyError, TypeError or ValueError on anything else."""
+        """Reads the output of `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
         fields = dict(value)
         case = CaseKey(
             str(fields.pop("operator")),
@@ -65,7 +65,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Results:
-    """What one run of the benchmark found, and where."""
+    """Measurements of a benchmark run, with its environment."""
 
     environment: Mapping[str, Any]
     """GPU, driver, clocks, versions, date."""
@@ -73,7 +73,7 @@ class Results:
     measurements: tuple[Measurement, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Plain JSON values."""
         return {
             "schema_version": SCHEMA_VERSION,
             "environment": dict(self.environment),
@@ -93,21 +93,21 @@ class Results:
 
     @property
     def are_right(self) -> bool:
-        """Whether none of the generated kernels computes something else."""
+        """Whether no generated kernel has wrong results."""
         return not any(each.reason.startswith(WRONG) for each in self.of(GENERATED).values())
 
     @property
     def title(self) -> str:
-        """The GPU and the day, for a figure."""
+        """GPU and date, for a figure."""
         return f"{self.environment.get('gpu', 'unknown GPU')}, {str(self.environment.get('date', ''))[:10]}"
 
     def of(self, contender: str) -> dict[CaseKey, Measurement]:
-        """The measurements of one contender."""
+        """Measurements of one contender, by case."""
         return {each.case: each for each in self.measurements if each.contender == contender}
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Writes the file in one step: a reader, and an interrupted run, find a whole one. Raises UsageError."""
+    """Writes the file atomically. Raises UsageError."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         scratch.write_text(json.dumps(results.to_json(), indent=1) + "\n")
@@ -135,5 +135,5 @@ def read_results(path: Path) -> Results:
 
 
 def cases_of(measurements: Iterable[Measurement]) -> list[CaseKey]:
-    """Each case once, in the order of the measurements."""
+    """Distinct cases, in the order of the measurements."""
     return list(dict.fromkeys(each.case for each in measurements))

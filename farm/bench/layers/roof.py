@@ -1,4 +1,4 @@
-"""The roof: what no kernel can beat, from the work that is left after pruning and the GPU's peaks. Pure."""
+"""Roofline bound: least time of a layer, from its non-zero work and the GPU's peaks."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from codegen.ir.layer_spec import AddResidual, DataType, LayerSpec, is_gated
 CORES_PER_MULTIPROCESSOR = {75: 64, 80: 64, 86: 128, 87: 128, 88: 128, 89: 128, 90: 128, 100: 128, 103: 128, 110: 128}
 """float32 units by compute capability; those not listed have 128 too."""
 KNOWN_BYTES_PER_SECOND = {"H200": 4.3e12}
-"""What a large copy reaches, by a part of the GPU's name."""
+"""Bandwidth of a large copy, by a part of the GPU's name."""
 KNOWN_FLOPS = {"H200": 67e12}
 REACHED_SHARE = 0.875
-"""Share of the memory's pin rate that a large copy reaches, as on the H200."""
+"""Share of the memory's pin rate that a large copy reaches, from the H200."""
 ELEMENT_BYTES: dict[DataType, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a GPU does at most."""
+    """Peak rates of a GPU."""
 
     flops: float
-    """Per second in float32, a multiply-add is two; float16 on the same units does twice as many."""
+    """Float32 operations per second, two per multiply-add; float16 on the same units is twice as fast."""
     bytes_per_second: float
-    """Between the chip and its memory."""
+    """Bandwidth between chip and memory."""
 
 
 def peaks_of(
     name: str, capability: int, multiprocessors: int, clock_hz: float, memory_clock_hz: float, bus_bits: int
 ) -> Peaks:
-    """The peaks of a GPU: measured ones where they are known, else from its attributes.
+    """Peaks of a GPU: measured if known, else derived from its attributes.
 
-    `capability` is 90 for 9.0; memory transfers twice a clock.
+    `capability` is 90 for 9.0; memory transfers twice per clock.
     """
     cores = CORES_PER_MULTIPROCESSOR.get(capability, 128)
     flops = 2.0 * cores * multiprocessors * clock_hz
@@ -58,6 +58,6 @@ def moved_bytes(spec: LayerSpec, images: int) -> float:
 
 
 def roof_microseconds(spec: LayerSpec, nonzeros: int, images: int, peaks: Peaks) -> float:
-    """The least time; `images` counts rows of a Linear."""
+    """Least time of a layer; `images` counts rows of a Linear."""
     rate = peaks.flops * (2 if spec.data_type == "float16" else 1)
     return 1e6 * max(nonzero_flops(spec, nonzeros, images) / rate, moved_bytes(spec, images) / peaks.bytes_per_second)

@@ -1,4 +1,4 @@
-"""A session of measurements on the GPU here: every case, every contender, checked before it is timed."""
+"""Measurement session on this machine's GPU: every contender of every case is verified, then timed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from farm.cuda.measure.layer_data import Shape, Stage
 from farm.cuda.measure.workload import Case, CaseKey
 
 PEERS_OF_STRUCTURED = ("cudnn-fp32",)
-"""What structurally pruned layers run on."""
+"""Peers that run structurally pruned layers."""
 Kernels = TypeVar("Kernels")
 BUILT_AHEAD = 64
-"""Cases whose kernels are made while others are measured."""
+"""Cases whose kernels are built ahead of measurement."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How a session measures."""
+    """Settings of a session."""
 
     peers: tuple[str, ...]
     peaks: Peaks
@@ -60,7 +60,7 @@ class Session:
             self._without_torch = str(error)
         self._stage: Stage | None = None
         self._index: dict[LayerSpec, Future[IndexCubins | None]] = {}
-        """im2col and Escoin, once for each shape."""
+        """im2col and Escoin kernels per shape."""
         self._dense: dict[tuple[str, int, str], Measurement] = {}
         """Peers whose time does not depend on the sparsity, by operator, batch and name."""
 
@@ -69,7 +69,7 @@ class Session:
         return self._torch.versions() if self._torch else {}
 
     def run(self, cases: Sequence[Case]) -> Iterator[list[Measurement]]:
-        """Measures the cases in turn; gives what was found for each. What goes wrong is a measurement's reason."""
+        """Measures cases in order and yields their measurements; a failure is a measurement's reason."""
         begun = [self._begin(case) for case in cases[:BUILT_AHEAD]]
         try:
             for i, case in enumerate(cases):
@@ -118,11 +118,11 @@ class Session:
 
     @property
     def _failures(self) -> tuple[type[Exception], ...]:
-        """What a measurement may end with, and the others go on: torch's are RuntimeErrors, PyCUDA's are its own."""
+        """Errors that end one measurement only; torch raises RuntimeError, PyCUDA its own."""
         return NotApplicableError, RuntimeError, MemoryError, self._device.failure
 
     def _staged(self, case: Case) -> Stage:
-        """The data of this layer at this batch, which the cases of a sweep share."""
+        """Data of a layer at a batch, shared by the cases of a sweep."""
         shape = Shape(replace(case.spec), case.images, self._rules.seed, self._rules.sets)
         if self._stage is None or self._stage.shape != shape:
             if self._stage:
@@ -225,7 +225,7 @@ class Session:
     def _checked(
         self, gpu: TorchGpu, peer: Peer, prepared: Prepared, number: int, sums: Any, sets: int
     ) -> tuple[float, float, str]:
-        """Time, error and note of one variant, once its numbers are right."""
+        """Time, error and note of one variant, after its results were verified."""
         variant = prepared.variants[number]
         error = gpu.relative_error(prepared.as_output(variant.launch(0)), sums)
         if not error <= peer.tolerance:
@@ -236,7 +236,7 @@ class Session:
 
 @dataclass(frozen=True)
 class _Begun:
-    """What is being made for a case."""
+    """Builds of a case."""
 
     layer: Future[BuiltLayer] | None = None
     index: Future[IndexCubins | None] | None = None
@@ -244,7 +244,7 @@ class _Begun:
 
 
 def _made(future: Future[Kernels] | None) -> Kernels | None:
-    """None where they could not be made, too: the peers that need them say so."""
+    """Built kernels; None if the build failed, which the peers report."""
     try:
         return future.result() if future else None
     except CodegenError:
@@ -252,7 +252,7 @@ def _made(future: Future[Kernels] | None) -> Kernels | None:
 
 
 class _WrongError(Exception):
-    """A peer's numbers are not those of the layer."""
+    """A peer's results are wrong."""
 
 
 def _error_of_generated(gpu: TorchGpu, case: Case, stage: Stage, sums: Any) -> float:
@@ -267,7 +267,7 @@ def _error_of_generated(gpu: TorchGpu, case: Case, stage: Stage, sums: Any) -> f
 
 
 def _again(known: Measurement, case: CaseKey) -> Measurement:
-    """A dense peer's time, which holds for other sparsities too."""
+    """A dense peer's measurement, reused at another sparsity."""
     if known.microseconds is None:
         return replace(known, case=case)
     at = f"measured at sparsity {known.case.sparsity:g}, {known.case.data_type} inputs"

@@ -1,4 +1,4 @@
-"""Cases on their way to another machine: their weights travel through the store, as those of builds do."""
+"""Cases for another machine: weights are passed through the store."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class StoredCase:
     key: CaseKey
     spec: LayerSpec
     weights: str
-    """Their digest."""
+    """Digest of the weights."""
     rows: int
     peers_only: bool
     others_bytes: int | None
 
 
 def stored_cases(cases: Sequence[Case], store: Store) -> list[StoredCase]:
-    """Puts the weights into the store. Raises StoreError."""
+    """Stores the weights of cases. Raises StoreError."""
     return [
         StoredCase(
             case.key, case.spec, store.put(case.weights.to_bytes()), case.rows, case.peers_only, case.others_bytes
@@ -36,7 +36,7 @@ def stored_cases(cases: Sequence[Case], store: Store) -> list[StoredCase]:
 
 
 def loaded_cases(cases: Sequence[Case | StoredCase], store: Store) -> list[Case]:
-    """With their weights. Raises StoreError, and BlobLostError where the store has them not."""
+    """Loads the weights of cases. Raises StoreError, and BlobLostError for missing weights."""
     return [case if isinstance(case, Case) else _loaded(case, store) for case in cases]
 
 
@@ -44,8 +44,8 @@ def _loaded(case: StoredCase, store: Store) -> Case:
     data = store.get(case.weights)
     if data is None:
         raise BlobLostError(
-            f"the store {store.describe()} has not the weights of {case.key.operator}: "
-            "the machine that asks and the machines of the cluster must use the same store"
+            f"the store {store.describe()} lacks the weights of {case.key.operator}: use one store on this machine "
+            "and on the cluster"
         )
     weights = Weights.from_bytes(case.spec, data)
     return Case(case.key, case.spec, weights, case.rows, case.peers_only, case.others_bytes)

@@ -1,4 +1,4 @@
-"""What the measurements say together: speed-ups, geometric means, shares of the roof, break-even sparsities. Pure."""
+"""Summaries of measurements: speed-ups, geometric means, shares of the roof, break-even sparsities."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def summarise(results: Results) -> list[PeerSummary]:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """From which sparsity on a generated kernel is faster than a peer."""
+    """Sparsity from which a generated kernel is faster than a peer."""
 
     sparsity: float | None
-    """None: not even at the largest that was measured."""
+    """None if it is slower even at the largest measured sparsity."""
     measured_to: float
     at_or_under: bool = False
-    """Faster at every sparsity that was measured: it may lie lower."""
+    """Whether it is faster at every measured sparsity, so that the break-even may be lower."""
 
     def __str__(self) -> str:
         if self.sparsity is None:
@@ -80,9 +80,9 @@ class BreakEven:
 
 
 def break_even(ratios: Mapping[float, float]) -> BreakEven:
-    """The sparsity from which on all speed-ups are at least 1, interpolated; `ratios` are speed-ups by sparsity.
+    """Sparsity from which all speed-ups are at least 1; `ratios` are speed-ups by sparsity.
 
-    Between two sparsities the logarithm of the speed-up is taken for a straight line. Raises ValueError for none.
+    The logarithm of the speed-up is interpolated linearly. Raises ValueError for no ratios.
     """
     if not ratios:
         raise ValueError("a break-even of nothing")
@@ -100,7 +100,7 @@ def break_even(ratios: Mapping[float, float]) -> BreakEven:
 
 
 def break_evens(results: Results, peers: Sequence[str]) -> dict[tuple[str, int, str], dict[str, BreakEven]]:
-    """By operator, batch and data type: the break-even against each peer, where several sparsities were measured."""
+    """Break-even against each peer, by operator, batch and data type, where several sparsities were measured."""
     ratios: dict[tuple[str, int, str], dict[str, dict[float, float]]] = {}
     for peer in peers:
         for case, ratio in speedups(results, peer).items():
@@ -114,14 +114,14 @@ def break_evens(results: Results, peers: Sequence[str]) -> dict[tuple[str, int, 
 
 
 def roof_share(measurement: Measurement) -> float | None:
-    """How much of what the chip could do a kernel reaches: 1 is the roof."""
+    """Share of the roofline bound that a kernel reaches; 1 is the bound."""
     if not measurement.microseconds or measurement.roof_microseconds is None:
         return None
     return measurement.roof_microseconds / measurement.microseconds
 
 
 def missing(results: Results) -> dict[tuple[str, str], list[CaseKey]]:
-    """By contender and reason, the cases without a time."""
+    """Cases without a time, by contender and reason."""
     found: dict[tuple[str, str], list[CaseKey]] = {}
     for each in results.measurements:
         if each.microseconds is None:

@@ -1,4 +1,4 @@
-"""torch on the GPU, imported when it is used. Tensors over memory that the farm allocated, references, timing."""
+"""PyTorch on the GPU, imported on use: tensors over the farm's memory, references and timing."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _TYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<i2"}
 
 
 class NoTorchError(Exception):
-    """Why torch cannot be used here, in words."""
+    """torch is unusable here, with the reason."""
 
 
 class NotApplicableError(Exception):
-    """Why a peer does not compute a layer, in words."""
+    """A peer does not support a layer, with the reason."""
 
 
 @dataclass(frozen=True)
 class _Array:
-    """Memory as the CUDA array interface describes it."""
+    """Memory in terms of the CUDA array interface."""
 
     address: int
     shape: tuple[int, ...]
@@ -73,21 +73,21 @@ class TorchGpu:
         return {"torch": self.torch.__version__, "torch_cuda": str(self.torch.version.cuda), "cudnn": cudnn}
 
     def allow_tf32(self, allowed: bool) -> None:
-        """For cuDNN and cuBLAS alike."""
+        """Allows TF32 for cuDNN and cuBLAS."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch renames these switches, and has both
+            warnings.simplefilter("ignore")  # torch has old and new names for these switches
             self.torch.backends.cudnn.allow_tf32 = allowed
             self.torch.backends.cuda.matmul.allow_tf32 = allowed
 
     @contextmanager
     def on_stream(self) -> Iterator[None]:
-        """What torch does within goes to the session's stream; its remarks on what is in beta go nowhere."""
+        """Runs torch on the session's stream, without its warnings on beta features."""
         with warnings.catch_warnings(), self.torch.cuda.stream(self.stream):
             warnings.simplefilter("ignore")
             yield
 
     def view(self, address: int, shape: tuple[int, ...], data_type: DataType) -> Any:
-        """The tensor that lies at a device address."""
+        """Tensor at a device address."""
         tensor = self.torch.as_tensor(_Array(address, shape, data_type), device="cuda")
         if tensor.data_ptr() != address:
             raise RuntimeError("torch copied what it was to use in place")
@@ -98,20 +98,19 @@ class TorchGpu:
         return self.torch.from_numpy(values).cuda()
 
     def microseconds(self, launch: Callable[[int], object], sets: int, gate: Gate) -> float:
-        """Median time of one launch: a graph of many, one data set after the other, replayed.
+        """Median time of one launch, from replays of a graph of many launches on rotated data sets.
 
-        The results of the last launches are held, so that each set has memory of its own for them too. Raises what
-        torch raises.
+        The last results are held, so that each data set has its own result memory. Raises errors of torch.
         """
         cuda = self.torch.cuda
         held: deque[object] = deque(maxlen=sets)
         with cuda.stream(self.stream):
-            launch(0)  # cudnn.benchmark tries its algorithms here
+            launch(0)  # cudnn.benchmark selects its algorithm here
             self.stream.synchronize()
             begin, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
             begin.record(self.stream)
             for i in range(min(sets, 4)):
-                launch(i)  # torch may wait for the GPU here: no gate
+                launch(i)  # ungated, as torch may wait for the GPU here
             end.record(self.stream)
         end.synchronize()
         guess = max(1.0, begin.elapsed_time(end) * 1e3 / min(sets, 4))
@@ -135,7 +134,7 @@ class TorchGpu:
         return float(statistics.median(times)) / launches
 
     def sums(self, spec: LayerSpec, kernel: Any, x: Any) -> Any:
-        """The layer before bias and epilogue in float64, [N, K, H', W'] or [rows, K]; some images at a time."""
+        """Sums of a layer before bias and epilogue in float64, [N, K, H', W'] or [rows, K], some images at a time."""
         torch = self.torch
         weights = self.upload(kernel).double()
         output = torch.empty((len(x), *spec.output_shape), dtype=torch.float64, device="cuda")
@@ -149,7 +148,7 @@ class TorchGpu:
         return output
 
     def finished(self, spec: LayerSpec, weights: Weights, sums: Any, residual: Any) -> Any:
-        """The sums with bias and epilogue, in float64: what a generated kernel is to give."""
+        """Reference of a generated kernel: the sums with bias and epilogue, in float64."""
         from farm.bench.networks.torch_dense import applied
 
         bias = self.upload(weights.bias).double()
@@ -159,7 +158,7 @@ class TorchGpu:
         return values
 
     def relative_error(self, got: Any, reference: Any) -> float:
-        """Norm of the difference over norm of the reference; NaN where anything was not written."""
+        """Norm of the difference over norm of the reference; NaN if an element was not written."""
         norm = self.torch.linalg.vector_norm
         scale = float(norm(reference))
         return float(norm(got.double() - reference)) / (scale or 1.0)
@@ -186,7 +185,7 @@ class TorchGpu:
 
         top, left, bottom, right = spec.padding
         more = (top - bottom + spec.output_padding[0], left - right + spec.output_padding[1])
-        # torch cuts the same off both sides and then adds at the end: what is cut less there is added.
+        # torch crops both sides equally; output padding restores the smaller crop at the end.
         if (
             min(more) < 0
             or more[0] >= max(spec.stride[0], spec.dilation[0])
@@ -199,7 +198,7 @@ class TorchGpu:
 
     @contextmanager
     def profiled(self) -> Iterator[None]:
-        """What runs within is what a profiler sees that was told not to begin at the start."""
+        """Context whose launches a profiler records if it was told not to start at once."""
         profiler = self.torch.cuda.profiler
         self.torch.cuda.synchronize()
         profiler.start()
@@ -208,11 +207,11 @@ class TorchGpu:
         profiler.stop()
 
     def release(self) -> None:
-        """Gives cached memory back to the driver."""
+        """Returns cached memory to the driver."""
         self.torch.cuda.empty_cache()
 
     def reason(self, error: Exception) -> str:
-        """What went wrong in a peer, in words."""
+        """Reason of a peer's failure."""
         if isinstance(error, self.torch.cuda.OutOfMemoryError):
             return "out of GPU memory"
         return _first_line(error)

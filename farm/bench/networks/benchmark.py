@@ -1,4 +1,4 @@
-"""One call of `farm bench network`: which GPU there is, what has to be compiled for it, what is measured on it."""
+"""One run of `farm bench network`: compiles networks for the GPU and measures them on it."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from farm.extras import way_out
 from farm.store import open_store
 
 Compile = Callable[[NetworkModel, int, str], tuple[Path, float]]
-"""A model for a batch size and an architecture: its bundle, and how many seconds that took."""
+"""Compiles a model for a batch and an architecture; returns its bundle and the seconds taken."""
 Told = Callable[[Measurement], None]
 
 
 @dataclass(frozen=True)
 class NetworkPlan:
-    """What is measured, and how."""
+    """Settings of a network benchmark."""
 
     models: tuple[NetworkModel, ...]
     batches: tuple[int, ...]
     bundles: Mapping[CaseKey, Path] = field(default_factory=dict)
-    """Given ones; the others are compiled."""
+    """Existing bundles; others are compiled."""
     rules: NetworkRules = field(default_factory=NetworkRules)
     file: Path | None = None
-    """Where the results are kept as they come."""
+    """File rewritten with each result."""
 
     def to_json(self) -> dict[str, Any]:
-        """What shapes the measurements."""
+        """Options that affect the measurements."""
         rules = self.rules
         return {
             "kind": NETWORKS_KIND,
@@ -56,16 +56,16 @@ class NetworkPlan:
 def benchmark_networks(
     settings: Settings, plan: NetworkPlan, compiled: Compile, tell: Told, *, local: bool, notice: Notice = no_notice
 ) -> Results:
-    """Measures all models at all batch sizes on the cluster's GPU, or with `local` on this machine's.
+    """Measures all models at all batches on a GPU of the cluster or, with `local`, of this machine.
 
-    Raises DeviceError and NoWorkerError without a GPU, UsageError without torch there and for a bundle that has nothing
-    for that GPU; what a single contender cannot do is a measurement with a reason.
+    A contender that cannot run yields a measurement with a reason. Raises DeviceError and NoWorkerError without a
+    GPU, UsageError without torch there or for a bundle without code for that GPU.
     """
     with open_gpu(settings, local=local, notice=notice) as gpu:
         [environment] = gpu.run(environment_work)
         results = Results(environment, plan.to_json())
         if plan.file:
-            write_results(plan.file, results)  # before minutes are spent: it may not be possible
+            write_results(plan.file, results)  # before minutes are spent: writing may fail
         cases = [_case(plan, model, batch, environment["device"]["arch"], compiled) for model, batch in _wanted(plan)]
         sent = sent_cases(cases, open_store(settings)) if gpu.is_remote else cases
         for measurement in gpu.run(partial(network_work, cases=sent, rules=plan.rules)):
@@ -90,14 +90,14 @@ def _case(plan: NetworkPlan, model: NetworkModel, batch: int, arch: str, compile
 
 
 def environment_work(_settings: Settings) -> Generator[dict[str, Any], None, None]:
-    """Tells where it runs. Raises DeviceError, and UsageError without torch."""
+    """Yields the environment. Raises DeviceError, and UsageError without torch."""
     yield network_environment(*_gpu_facts())
 
 
 def network_work(
     settings: Settings, cases: Sequence[NetworkCase], rules: NetworkRules
 ) -> Generator[Measurement, None, None]:
-    """Tells each contender's measurement. Raises DeviceError, and UsageError without torch."""
+    """Yields each contender's measurement. Raises DeviceError, and UsageError without torch."""
     gpu = _network_gpu()
     store = open_store(settings)
     with TempFolder("networks") as folder:

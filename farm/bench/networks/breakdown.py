@@ -1,4 +1,4 @@
-"""Where the time of a replayed network goes: compiled layers, the rest, gaps in which nothing runs. Pure."""
+"""Breakdown of a replay's time: compiled layers, other kernels, and gaps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Span(Protocol):
-    """Something that ran on a GPU; in microseconds on one clock."""
+    """An activity on the GPU, in microseconds on one clock."""
 
     @property
     def name(self) -> str: ...
@@ -20,29 +20,28 @@ class Span(Protocol):
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """What a compiled layer launches."""
+    """Kernels of a compiled layer."""
 
     name: str
     kernels: tuple[str, ...]
-    """By their entries' names, one for each launch."""
+    """Entry names, one per launch."""
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Microseconds of one replay, from its first kernel's beginning to its last one's end."""
+    """Microseconds of one replay, from the first kernel's begin to the last one's end."""
 
     total: float
     compiled: float
-    """While a kernel of a compiled layer runs."""
+    """Time in which a kernel of a compiled layer runs."""
     rest: float
-    """While other kernels run, and none of those."""
+    """Time in which only other kernels run."""
     gaps: float
     layers: Mapping[str, float]
-    """From the beginning of each layer's first kernel to the end of its last; empty where the trace has not as many
-    kernels as the layers launch."""
+    """Time of each layer, from its first kernel's begin to its last one's end; empty if the trace lacks kernels."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Plain JSON values."""
         return {
             "total_microseconds": round(self.total, 3),
             "compiled": round(self.compiled / self.total, 4),
@@ -53,9 +52,9 @@ class Breakdown:
 
 
 def breakdown(spans: Sequence[Span], layers: Sequence[LayerKernels]) -> Breakdown | None:
-    """Of one replay; the layers in the order in which they run, one after another. None for a replay without kernels.
+    """Breakdown of one replay; None without kernels.
 
-    Kernels of the same layer may overlap: time in which two run counts once.
+    Layers are given in execution order. Overlapping kernels count once.
     """
     if not spans:
         return None
@@ -69,13 +68,13 @@ def breakdown(spans: Sequence[Span], layers: Sequence[LayerKernels]) -> Breakdow
 
 
 def median_of(found: Iterable[Breakdown | None]) -> Breakdown | None:
-    """That of the median replay, by its length; None where there is none."""
+    """Breakdown of the replay with the median length; None if there is none."""
     known = sorted((each for each in found if each is not None), key=lambda each: each.total)
     return known[len(known) // 2] if known else None
 
 
 def _covered(spans: Sequence[Span]) -> float:
-    """Length of the union; the spans by their beginning."""
+    """Length of the union of spans sorted by begin."""
     covered, end = 0.0, float("-inf")
     for each in spans:
         covered += max(0.0, each.end - max(each.start, end))

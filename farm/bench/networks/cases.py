@@ -1,4 +1,4 @@
-"""Which networks are measured: models and bundles, each bundle checked to be of its model; half-precision models."""
+"""Cases of a network benchmark: models and the bundles that belong to them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from farm.errors import BlobLostError, UsageError
 from farm.store.contract import Store
 
 Source = Path | str
-"""A file here, or the digest of its bytes in the store."""
+"""A local file, or the digest of its bytes in the store."""
 
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """A model to be measured, as it was named, and what was read of it."""
+    """A model to measure: its name and its checkpoint."""
 
     name: str
     path: Path
     checkpoint: Checkpoint
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of inputs that the file leaves open."""
+    """Shapes of inputs that the file leaves open."""
 
     @property
     def data_type(self) -> str:
-        """Of most of its layers."""
+        """Data type of most layers."""
         kinds = [layer.spec.data_type for layer in self.checkpoint.layers]
         return max(dict.fromkeys(kinds), key=kinds.count)
 
     @property
     def sparsity(self) -> float:
-        """Share of zeros in the weights of its layers."""
+        """Share of zero weights in all layers."""
         weights = [layer.weights for layer in self.checkpoint.layers]
         return round(1 - sum(each.nonzeros for each in weights) / sum(each.kernel.size for each in weights), 4)
 
@@ -53,16 +53,16 @@ class NetworkCase:
     bundle: Source
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     compile_seconds: float | None = None
-    """What the farm took to make the bundle; None of one that was given."""
+    """Time to compile the bundle; None for a given bundle."""
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
-    """What was read of the model; it does not travel."""
+    """The model's checkpoint, which is not sent to other machines."""
 
 
 def bundles_for(models: Sequence[NetworkModel], batches: Sequence[int], paths: Sequence[Path]) -> dict[CaseKey, Path]:
-    """Which of the bundles is measured in which case; cases of models without any are not among them.
+    """Bundle of each case, by model and by the batch it was compiled for; models without bundles are absent.
 
-    A bundle is for the batch that it was compiled for. Raises UsageError for one that is of none of the models, that
-    two others equal, and for a model with bundles for some of the batches only.
+    Raises UsageError for a bundle of none of the models, for duplicate bundles, and for a model with bundles for
+    some batches only.
     """
     found: dict[CaseKey, Path] = {}
     for path in paths:
@@ -95,7 +95,7 @@ def _model_of(bundle: Bundle, models: Sequence[NetworkModel]) -> NetworkModel:
 
 
 def difference(bundle: Bundle, checkpoint: Checkpoint) -> str:
-    """Why a bundle is not of this model, in words; empty where all of its layers have the model's weights."""
+    """Why a bundle does not belong to a model; empty if all its layers have the model's weights."""
     layers = {layer.name: layer for layer in checkpoint.layers}
     for value in bundle.manifest["layers"]:
         layer = layers.get(value["name"])
@@ -107,7 +107,7 @@ def difference(bundle: Bundle, checkpoint: Checkpoint) -> str:
 
 
 def check_arch(bundle: Bundle, arch: str) -> None:
-    """Raises UsageError where a layer has nothing that runs on such a GPU."""
+    """Raises UsageError if a layer has no code for an architecture."""
     for layer in bundle.layers.values():
         if not layer.cubins_for(arch):
             raise UsageError(
@@ -117,7 +117,7 @@ def check_arch(bundle: Bundle, arch: str) -> None:
 
 
 def input_shapes(tensors: Sequence[Tensor], given: Mapping[str, tuple[int, ...]], batch: int) -> list[tuple[int, ...]]:
-    """Of a call on a batch: the first size of every input is the number of images. Raises UsageError."""
+    """Input shapes of a call on a batch; the first size of every input is the number of images. Raises UsageError."""
     shapes = []
     for tensor in tensors:
         known = given.get(tensor.name, tensor.shape)
@@ -136,21 +136,21 @@ def input_shapes(tensors: Sequence[Tensor], given: Mapping[str, tuple[int, ...]]
 
 
 def inputs_of(checkpoint: Checkpoint) -> tuple[Tensor, ...]:
-    """Of the whole model. Raises UsageError for a checkpoint that has no network."""
+    """Inputs of the whole model. Raises UsageError for a checkpoint without a network."""
     if checkpoint.residual_graph is None:
         raise UsageError(f"{checkpoint.path} is no network: name an ONNX file")
     return read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)).inputs
 
 
 def sent_cases(cases: Sequence[NetworkCase], store: Store) -> list[NetworkCase]:
-    """On their way to another machine: models and bundles through the store. Raises StoreError and UsageError."""
+    """Cases for another machine: models and bundles are stored. Raises StoreError and UsageError."""
     return [
         replace(case, model=_put(case.model, store), bundle=_put(case.bundle, store), checkpoint=None) for case in cases
     ]
 
 
 def received(source: Source, name: str, folder: Path, store: Store) -> Path:
-    """The file of a source, here or below this folder. Raises BlobLostError."""
+    """File of a source, written below a folder if it comes from the store. Raises BlobLostError."""
     if isinstance(source, Path):
         return source
     path = folder / name

@@ -25,26 +25,26 @@ PRECISIONS = ("fp32", "tf32", "fp16")
 MODES = {
     "eager": "",
     "compile": "default",
-    "max-autotune": "max-autotune-no-cudagraphs",  # the graph is captured here, as for all
+    "max-autotune": "max-autotune-no-cudagraphs",  # the session captures the graph, as for every contender
 }
-"""How PyTorch runs the dense network, by name: what torch.compile is told; empty where it is not asked."""
+"""Modes of PyTorch for the dense network: options of torch.compile; empty for eager."""
 LAYOUTS = {"fp32": ("",), "tf32": ("", "channels last"), "fp16": ("channels last",)}
-"""Of eager's activations and weights: the faster one counts. torch.compile chooses layouts itself."""
+"""Layouts measured in eager mode, of which the faster counts; torch.compile chooses its own."""
 TOLERANCES = {"fp32": 1e-4, "tf32": 5e-2, "fp16": 5e-2}
-"""Norm of the error over norm of the float64 reference: beyond this a network is wrong, its time void.
+"""Largest relative error, by norm, of a correct network; beyond it the time is void.
 
-Wider than for one layer: rounding errors grow from layer to layer.
+Wider than for one layer, as rounding errors grow from layer to layer.
 """
 OWN_TOLERANCES = {"float32": 1e-4, "float16": 5e-2, "bfloat16": 2e-1}
 INPUT_SETS = 4
-"""Calls with different inputs, in turn."""
+"""Input sets that calls rotate through."""
 REFERENCE_IMAGES = 16
-"""Of one slice in float64."""
+"""Images per slice of the float64 reference."""
 OVER = "not measured: the time that --seconds gives was over"
 
 
 class Gpu(Protocol):
-    """What `farm.bench.networks.torch_timing.NetworkGpu` does."""
+    """Interface of `farm.bench.networks.torch_timing.NetworkGpu`."""
 
     @property
     def arch(self) -> str: ...
@@ -65,7 +65,7 @@ class Gpu(Protocol):
 
 @dataclass(frozen=True)
 class LoadedNetwork:
-    """A case with its files read."""
+    """A case with its files loaded."""
 
     key: CaseKey
     checkpoint: Checkpoint
@@ -76,13 +76,13 @@ class LoadedNetwork:
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """How a session measures."""
+    """Settings of a session."""
 
     modes: tuple[str, ...] = tuple(MODES)
     precisions: tuple[str, ...] = PRECISIONS
     seed: int = 0
     seconds: float | None = None
-    """After which nothing more is begun."""
+    """Time after which nothing more is started."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Data:
 
 
 class NetworkSession:
-    """Measures cases on one GPU: first ours and eager's for all, then what has to be compiled by torch."""
+    """Measures cases on one GPU: compiled and eager networks of all cases first, then torch.compile."""
 
     def __init__(self, gpu: Gpu, rules: NetworkRules, clock: Callable[[], float] = time.monotonic) -> None:
         self._gpu = gpu
@@ -102,7 +102,7 @@ class NetworkSession:
         self._data: dict[CaseKey, _Data] = {}
 
     def run(self, cases: Sequence[LoadedNetwork]) -> Iterator[Measurement]:
-        """Each contender's measurement as it comes. What goes wrong is a measurement's reason."""
+        """Yields each contender's measurement; a failure is a measurement's reason."""
         quick = [mode for mode in self._rules.modes if not MODES[mode]]
         for case in cases:
             yield self._guarded(case, GENERATED, partial(self._own, case))
@@ -130,14 +130,14 @@ class NetworkSession:
             return Measurement(case.key, contender, None, str(error), relative_error=error.relative_error)
         except (FarmError, CodegenError) as error:
             return Measurement(case.key, contender, None, str(error))
-        except (RuntimeError, MemoryError) as error:  # torch's are RuntimeErrors, those of its compilers too
+        except (RuntimeError, MemoryError) as error:  # torch and its compilers raise RuntimeError
             return Measurement(case.key, contender, None, self._gpu.reason(error))
         finally:
             self._gpu.allow_tf32(False)
             self._gpu.release()
 
     def _prepared(self, case: LoadedNetwork) -> _Data:
-        """Inputs and what the model gives for them; once for a case."""
+        """Inputs and reference outputs, computed once per case."""
         if case.key not in self._data:
             tensors = inputs_of(case.checkpoint)
             shapes = input_shapes(tensors, case.shapes, case.key.batch)
@@ -213,19 +213,19 @@ class NetworkSession:
         layers = layer_kernels(case.bundle, self._gpu.arch)
         try:
             traces = self._gpu.trace(call, inputs)
-        except (RuntimeError, OSError, ValueError) as error:  # no profiler here, or it wrote no file, or not JSON
+        except (RuntimeError, OSError, ValueError) as error:  # no profiler, no trace file, or invalid JSON
             return {"no_breakdown": self._gpu.reason(error)}
         found = median_of(breakdown(spans, layers) for spans in traces)
         return {"breakdown": found.to_json()} if found else {"no_breakdown": "the profiler saw no kernel"}
 
 
 def peer_name(mode: str, precision: str) -> str:
-    """The contender's name."""
+    """Name of a contender."""
     return f"{mode}-{precision}"
 
 
 def layer_kernels(bundle: Bundle, arch: str) -> list[LayerKernels]:
-    """What each layer launches on such a GPU, in the order in which they run."""
+    """Kernels of each layer on an architecture, in execution order."""
     names = [node.layer for node in bundle.network.nodes if node.layer]
     return [
         LayerKernels(name, tuple(each.launch.kernel for each in bundle.layers[name].cubins_for(arch))) for name in names
@@ -233,12 +233,12 @@ def layer_kernels(bundle: Bundle, arch: str) -> list[LayerKernels]:
 
 
 def code_bytes(bundle: Bundle, arch: str) -> int:
-    """Size of the cubins that a GPU loads."""
+    """Size of the cubins loaded on an architecture."""
     return sum(len(bundle.cubin(each)) for layer in bundle.layers.values() for each in layer.cubins_for(arch))
 
 
 class _WrongError(Exception):
-    """A network's outputs are not those of the model."""
+    """A network's outputs are wrong."""
 
     def __init__(self, relative_error: float, tolerance: float) -> None:
         super().__init__(f"{WRONG}relative error {relative_error:.1e}, {tolerance:.0e} is allowed")

@@ -1,4 +1,4 @@
-"""What measurements of whole networks say together: the best dense time by precision, speed-ups over it. Pure."""
+"""Summaries of network measurements: best dense time per precision, and speed-ups over it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class NetworkRow:
 
     case: CaseKey
     own: Measurement | None
-    """None before it was measured."""
+    """The compiled network's measurement; None if missing."""
     dense: dict[str, Measurement]
-    """By precision, the fastest; precisions without a time are absent."""
+    """Fastest dense measurement per precision; precisions without a time are absent."""
 
     def speedup(self, precision: str) -> float | None:
-        """Over the fastest dense network of that precision; None where one of the two has no time."""
+        """Speed-up over the fastest dense network of a precision; None without both times."""
         other = self.dense.get(precision)
         if self.own is None or not self.own.microseconds or other is None or not other.microseconds:
             return None
@@ -29,19 +29,19 @@ class NetworkRow:
 
     @property
     def breakdown(self) -> dict[str, Any]:
-        """Where our time goes; empty where nobody knows."""
+        """Breakdown of the compiled network's time; empty if unknown."""
         found: dict[str, Any] = self.own.facts.get("breakdown", {}) if self.own else {}
         return found
 
 
 def network_rows(results: Results) -> list[NetworkRow]:
-    """One for each case, in the order of the measurements."""
+    """A row per case, in the order of the measurements."""
     own = results.of(GENERATED)
     return [NetworkRow(case, own.get(case), _dense(results, case)) for case in cases_of(results.measurements)]
 
 
 def mode_and_precision(contender: str) -> tuple[str, str]:
-    """Of a dense network: compile, tf32."""
+    """Mode and precision of a dense network, such as (compile, tf32)."""
     mode, _, precision = contender.rpartition("-")
     return mode, precision
 

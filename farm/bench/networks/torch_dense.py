@@ -1,4 +1,4 @@
-"""A compiled layer as PyTorch computes it without the farm: dense, with the same folded weights."""
+"""Dense counterpart of a compiled layer in PyTorch, with equal folded weights."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from farm.torch.windows import convolution, transposed_convolution
 
 
 class DenseLayer(nn.Module):
-    """What the kernels of a layer compute, zero weights included; takes the layer's input, its residual and its gate.
+    """A layer with its zero weights; takes input, residual and gate.
 
-    In the data type that its buffers have, so `half()` and `double()` work on it.
+    It computes in the data type of its buffers, so `half()` and `double()` work.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -55,7 +55,7 @@ class DenseLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """See the class."""
+        """See DenseLayer."""
         spec = self._spec
         shape = output_shape(spec, x.shape)
         if gate is not None:
@@ -79,14 +79,14 @@ class DenseLayer(nn.Module):
 
 
 def channels_first(spec: ConvTranspose2d, kernel: torch.Tensor) -> torch.Tensor:
-    """Weights of a transposed convolution as PyTorch takes them: the spec has output channels first."""
+    """Weights of a transposed convolution in PyTorch's order; the spec has output channels first."""
     groups, k, c = spec.groups, spec.output_channels // spec.groups, spec.channels // spec.groups
     size = kernel.shape[2:]
     return kernel.reshape(groups, k, c, *size).transpose(1, 2).reshape(groups * c, k, *size).contiguous()
 
 
 def _attributes(spec: Conv2d | ConvTranspose2d) -> dict[str, Any]:
-    """As ONNX has them."""
+    """Convolution attributes in ONNX form."""
     found: dict[str, Any] = {
         "strides": list(spec.stride),
         "pads": list(spec.padding),
@@ -97,7 +97,7 @@ def _attributes(spec: Conv2d | ConvTranspose2d) -> dict[str, Any]:
 
 
 def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
-    """A step of an epilogue, in the values' data type; not the addition of a residual."""
+    """Applies an epilogue step other than a residual, in the values' data type."""
     match step:
         case Clip(0, None):
             return values.relu()

@@ -1,4 +1,4 @@
-"""What whole networks take on a GPU: a network's call as one CUDA graph, replayed, timed and traced."""
+"""Timing of whole networks on a GPU: a call is captured as a CUDA graph, replayed, timed and traced."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ from farm.torch.layer import no_gpu_way_out
 from farm.torch.module import load, module_of
 
 Inputs = tuple[torch.Tensor, ...]
-"""Of one call."""
+"""Inputs of one call."""
 Call = Callable[..., Any]
-"""A network: the tensors of its inputs to its output, or a tuple of them."""
+"""A network: input tensors to an output or a tuple of outputs."""
 
 WARM_CALLS = 3
-"""Before a capture: cuDNN tries its algorithms, the allocator finds its sizes."""
+"""Calls before a capture, in which cuDNN selects algorithms and the allocator its sizes."""
 MEASURED_MICROSECONDS = 150_000.0
-"""Of one measurement, about."""
+"""Approximate time of one measurement."""
 FEWEST_REPLAYS, MOST_REPLAYS = 15, 200
 CPU_CALLS = 7
 TRACES = 3
-"""Replays that are traced; the median one counts."""
+"""Traced replays, of which the median counts."""
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
-"""By precision: of activations and weights."""
+"""Data type of activations and weights, by precision."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """In microseconds."""
+    """Times of a call in microseconds."""
 
     latency: float
-    """Median of single replays, each on other inputs than the one before."""
+    """Median of single replays on alternating inputs."""
     period: float
-    """Of replays one right after the other: what the throughput comes from."""
+    """Time per replay in back-to-back replays, which gives the throughput."""
     cpu: float
-    """Until a call without a graph returns: what the CPU does to launch it all."""
+    """CPU time to launch a call without a graph."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outputs against the references, over all sets of inputs."""
+    """Comparison of outputs with references, over all input sets."""
 
     relative_error: float
-    """Norm of the difference over norm of the references; NaN where anything is NaN."""
+    """Norm of the difference over norm of the references; NaN if any value is."""
     top1: float | None
-    """Share of places, an image or a pixel of one, whose largest channel is that of the reference."""
+    """Share of images or pixels whose largest channel is the reference's."""
 
 
 class NetworkGpu:
-    """The current GPU. Raises DeviceError where there is none."""
+    """The current GPU. Raises DeviceError without one."""
 
     _device = "cuda"
 
@@ -82,18 +82,18 @@ class NetworkGpu:
         flag = torch.zeros(1, dtype=torch.int32).pin_memory()
         self._gate = Gate(self._stream.cuda_stream, flag.numpy().view(np.uint32), flag.data_ptr())
         self._awake_at = -IDLE_SECONDS
-        """When it was last seen to be awake."""
+        """Time at which the GPU was last seen at full clock."""
         torch.backends.cudnn.benchmark = True
         self.allow_tf32(False)
 
     @property
     def arch(self) -> str:
-        """As in sm_90."""
+        """Architecture such as sm_90."""
         major, minor = torch.cuda.get_device_capability()
         return f"sm_{major}{minor}"
 
     def facts(self) -> dict[str, Any]:
-        """What has to be known of the GPU, as plain JSON values; `id` is what nvidia-smi takes."""
+        """Facts of the GPU as plain JSON values; `id` is for nvidia-smi."""
         found = torch.cuda.get_device_properties(torch.cuda.current_device())
         return {
             "name": found.name,
@@ -105,20 +105,20 @@ class NetworkGpu:
         }
 
     def versions(self) -> dict[str, str]:
-        """Of PyTorch and its libraries."""
+        """Versions of PyTorch and its libraries."""
         number = torch.backends.cudnn.version() or 0
         cudnn = f"{number // 10000}.{number // 100 % 100}.{number % 100}"
         return {"torch": torch.__version__, "torch_cuda": str(torch.version.cuda), "cudnn": cudnn}
 
     def allow_tf32(self, allowed: bool) -> None:
-        """For cuDNN and cuBLAS alike."""
+        """Allows TF32 for cuDNN and cuBLAS."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch renames these switches, and has both
+            warnings.simplefilter("ignore")  # torch has old and new names for these switches
             torch.backends.cudnn.allow_tf32 = allowed
             torch.backends.cuda.matmul.allow_tf32 = allowed
 
     def load(self, bundle: Path) -> nn.Module:
-        """The compiled network. Raises as `farm.torch.load`."""
+        """Loads a compiled network. Raises errors of `farm.torch.load`."""
         return load(bundle)
 
     def dense(self, checkpoint: Checkpoint, precision: str, layout: str) -> nn.Module:
@@ -128,13 +128,13 @@ class NetworkGpu:
         return network.to(dtype=TYPES[precision]).to(self._device).to(memory_format=kind)
 
     def compiled(self, network: nn.Module, mode: str) -> Call:
-        """By torch.compile, in one of its modes; nothing of what was compiled before is kept."""
+        """Compiles a network with torch.compile in a mode, dropping what it compiled before."""
         torch._dynamo.reset()
         call: Call = torch.compile(network, mode=mode, dynamic=False)
         return call
 
     def references(self, checkpoint: Checkpoint, inputs: Sequence[Inputs], at_once: int) -> list[torch.Tensor]:
-        """The model's first output in float64, nothing folded; so many images at a time."""
+        """The model's first output in float64 without folding, `at_once` images at a time."""
         network = dense_network(checkpoint, ()).to(dtype=torch.float64).to(self._device)
         torch.backends.cudnn.benchmark = False
         try:
@@ -146,7 +146,7 @@ class NetworkGpu:
     def inputs(
         self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], sets: int, seed: int
     ) -> list[Inputs]:
-        """Sets of random inputs, of the types that the model has."""
+        """Sets of random inputs of the model's types."""
         random = np.random.default_rng(seed)
         return [
             tuple(_random(random, each, shape).to(self._device) for each, shape in zip(tensors, shapes, strict=True))
@@ -154,16 +154,16 @@ class NetworkGpu:
         ]
 
     def as_for(self, inputs: Sequence[Inputs], precision: str, layout: str) -> list[Inputs]:
-        """The inputs of a dense network in that precision and layout."""
+        """Inputs of a dense network in a precision and layout."""
         return [tuple(_converted(each, TYPES[precision], layout) for each in of_call) for of_call in inputs]
 
     def outputs(self, call: Call, inputs: Sequence[Inputs]) -> list[torch.Tensor]:
-        """The first output for each set of inputs."""
+        """First output for each set of inputs."""
         with torch.inference_mode():
             return [first_of(call(*each)).clone() for each in inputs]
 
     def compare(self, outputs: Sequence[torch.Tensor], references: Sequence[torch.Tensor]) -> Comparison:
-        """Of the same sets of inputs."""
+        """Compares outputs of equal input sets."""
         pairs = list(zip(outputs, references, strict=True))
         difference = sum(float((output.double() - reference).square().sum()) for output, reference in pairs)
         scale = sum(float(reference.square().sum()) for reference in references)
@@ -174,9 +174,9 @@ class NetworkGpu:
         return Comparison((difference / (scale or 1.0)) ** 0.5, top1)
 
     def time(self, call: Call, inputs: Sequence[Inputs]) -> Timing:
-        """Of the call on these sets of inputs in turn."""
+        """Times a call on rotated input sets."""
         with self._captured(call, inputs[0]) as replay:
-            self._wake(replay)  # the driver may wait for the GPU in the first one: no gate
+            self._wake(replay)  # ungated, as the driver may wait for the GPU in the first replay
             guess = max(1.0, self._elapsed(replay.again))
             replays = int(min(MOST_REPLAYS, max(FEWEST_REPLAYS, MEASURED_MICROSECONDS / guess)))
             times = []
@@ -190,7 +190,7 @@ class NetworkGpu:
         return Timing(float(statistics.median(times)), together / few, self._cpu_microseconds(call, inputs[0]))
 
     def trace(self, call: Call, inputs: Sequence[Inputs]) -> list[list[TracedKernel]]:
-        """What the GPU did in some replays, each by itself, in the order of its beginning."""
+        """GPU activities of each traced replay, sorted by begin."""
         from torch.profiler import ProfilerActivity, profile
 
         found = []
@@ -199,20 +199,20 @@ class NetworkGpu:
                 replay.give(inputs[i % len(inputs)])
                 torch.cuda.synchronize()
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # one cycle of events is all that is wanted
+                    warnings.simplefilter("ignore")  # only one cycle of events is needed
                     with profile(activities=[ProfilerActivity.CUDA]) as profiler, torch.cuda.stream(self._stream):
                         replay.again()
                         torch.cuda.synchronize()
                 profiler.export_chrome_trace(str(folder / "trace.json"))
                 found.append(read_trace((folder / "trace.json").read_text()))
-        return found[1:]  # the profiler starts up in the first
+        return found[1:]  # the profiler starts during the first
 
     def release(self) -> None:
-        """Gives cached memory back to the driver."""
+        """Returns cached memory to the driver."""
         torch.cuda.empty_cache()
 
     def reason(self, error: Exception) -> str:
-        """What went wrong in a network, in words."""
+        """Reason of a network's failure."""
         if isinstance(error, torch.cuda.OutOfMemoryError):
             return "out of GPU memory"
         lines = str(error).strip().splitlines()
@@ -235,7 +235,7 @@ class NetworkGpu:
             torch.cuda.synchronize()
 
     def _wake(self, replay: _Replay) -> None:
-        """Replays until the GPU's clock is up, or once if it has just been."""
+        """Replays until the GPU's clock is up; once if it was recently."""
         start = time.monotonic()
         idle = start - self._awake_at >= IDLE_SECONDS
         replay.again()
@@ -245,9 +245,9 @@ class NetworkGpu:
             self._stream.synchronize()
 
     def _elapsed(self, enqueue: Callable[[], object], *, gated: bool = True) -> float:
-        """Microseconds of the GPU for what is enqueued; if gated, it begins when all of it is.
+        """GPU time of enqueued work in microseconds; if gated, it starts once all is enqueued.
 
-        Much that is enqueued must not be gated: a full queue would wait for the GPU, and the GPU for the gate.
+        Large work must not be gated: a full queue waits for the GPU, and the GPU for the gate.
         """
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._stream.synchronize()
@@ -271,27 +271,27 @@ class NetworkGpu:
 
 
 class _Replay:
-    """A captured call; on the current stream."""
+    """A call captured on the current stream."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, held: Inputs, output: object) -> None:
         self._graph = graph
         self._held = held
         self._output = output
-        """Its memory is the graph's."""
+        """Output in the graph's memory."""
 
     def give(self, inputs: Inputs) -> None:
-        """Other inputs from now on."""
+        """Replaces the inputs."""
         for held, new in zip(self._held, inputs, strict=True):
             held.copy_(new)
 
     def again(self, times: int = 1) -> None:
-        """One more time, or several."""
+        """Replays the graph."""
         for _ in range(times):
             self._graph.replay()
 
 
 def dense_network(checkpoint: Checkpoint, names: Sequence[str]) -> nn.Module:
-    """A checkpoint's network in which these layers are dense, with folded weights. Raises UsageError."""
+    """A checkpoint's network with the named layers dense, with folded weights. Raises UsageError."""
     if checkpoint.residual_graph is None:
         raise UsageError(f"{checkpoint.path} is no network: name an ONNX file")
     layers = [each for each in checkpoint.layers if each.name in set(names)]
@@ -301,7 +301,7 @@ def dense_network(checkpoint: Checkpoint, names: Sequence[str]) -> nn.Module:
 
 
 def first_of(output: Any) -> torch.Tensor:
-    """The first of a network's outputs."""
+    """First output of a network."""
     first: torch.Tensor = output[0] if isinstance(output, tuple | list) else output
     return first
 
@@ -315,13 +315,13 @@ def _converted(x: torch.Tensor, kind: torch.dtype, layout: str) -> torch.Tensor:
 
 def _random(random: np.random.Generator, tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     kind = np.dtype(tensor.dtype)
-    if kind.kind in "fV":  # ml_dtypes' bfloat16 is of kind V
+    if kind.kind in "fV":  # ml_dtypes' bfloat16 has kind V
         return torch.from_numpy(random.standard_normal(shape, np.float32)).to(getattr(torch, tensor.dtype))
     return torch.from_numpy(random.integers(0, 2, shape).astype(kind))
 
 
 def _sliced(inputs: Inputs, at_once: int) -> Iterator[Inputs]:
-    """The same images of all inputs, in float64."""
+    """Slices of all inputs in float64, by images."""
     for first in range(0, len(inputs[0]), at_once):
         yield tuple(
             (each[first : first + at_once].double() if each.is_floating_point() else each[first : first + at_once])

@@ -1,4 +1,4 @@
-"""What ran on a GPU while PyTorch's profiler watched."""
+"""Traces of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.cuda.prefetch import KERNEL
 
 @dataclass(frozen=True)
 class TracedKernel:
-    """A kernel, a copy or a fill in a replay; times in microseconds on one clock."""
+    """A kernel, copy or fill in a replay; times in microseconds on one clock."""
 
     name: str
     start: float
@@ -18,10 +18,7 @@ class TracedKernel:
 
 
 def read_trace(text: str) -> list[TracedKernel]:
-    """What ran on the GPU, from the profiler's file, in the order of its beginning.
-
-    What ran on the side, to fetch code of layers to come, is left out.
-    """
+    """GPU activities of a profiler's file, sorted by begin, without the prefetches of code."""
     found = [
         TracedKernel(event["name"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         for event in json.loads(text)["traceEvents"]
