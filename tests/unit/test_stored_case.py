@@ -32,5 +32,5 @@ def test_a_case_that_never_travelled_needs_no_store() -> None:
 
 
 def test_weights_that_another_store_has_are_an_error_in_words() -> None:
-    with pytest.raises(BlobLostError, match="must use the same store"):
+    with pytest.raises(BlobLostError, match="use one store"):
         loaded_cases(stored_cases(CASES[:1], MemoryStore()), MemoryStore())
