@@ -66,13 +66,13 @@ def show(
 
 @app.command()
 def verify(bundle: BundlePath) -> int:
-    """Check the digest of every file of a bundle; damage is named, and the exit code is 39."""
+    """Check the digest of every file of a bundle; damage exits with 39."""
     from farm.bundle.reader import Bundle
 
     opened = Bundle(bundle)
     if print_damage(opened):
         return BLOB_LOST
-    stdout().print(Text(f"{bundle}: {_files(opened)}, each with its digest", style="green"), soft_wrap=True)
+    stdout().print(Text(f"{bundle}: {_files(opened)}, all digests match", style="green"), soft_wrap=True)
     return OK
 
 

@@ -67,7 +67,7 @@ def test_show_says_what_is_compiled_and_what_is_left(bundle: Path, capsys: pytes
     said = capsys.readouterr().out
     assert "network      input float32 [N, 1, 28, 28] -> output float32 [N, 10]" in said
     assert "compiled     1 of 2 layers with weights, 50.0% of the multiply-adds, batch 64" in said
-    assert "left over    Flatten 1, MaxPool 2: 50.0% of the multiply-adds, for the framework" in said
+    assert "glue         Flatten 1, MaxPool 2: 50.0% of the multiply-adds, for the framework" in said
     assert (
         f"skipped    Gemm fc ({magnitude(SPEC.multiply_adds)} multiply-adds, 50.0%): its weights are not const" in said
     )
@@ -88,7 +88,7 @@ def test_show_names_operators_that_nothing_here_runs(tmp_path: Path, capsys: pyt
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     path = written(tmp_path / "bundle", save(tmp_path, proto))
     assert run(["bundle", "show", str(path)]) == 0
-    assert "left over    If 1, com.microsoft.Gelu 1: " in capsys.readouterr().out
+    assert "glue         If 1, com.microsoft.Gelu 1: " in capsys.readouterr().out
 
 
 def test_an_operator_that_is_not_onnxs_is_not_run_as_onnxs_of_its_name(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_show_gives_one_json_document(bundle: Path, capsys: pytest.CaptureFixtur
     assert run(["bundle", "show", str(bundle), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["archs"] == ["sm_90", "sm_80"]
-    assert document["rest"] == {"Flatten": 1, "MaxPool": 2}
+    assert document["glue"] == {"Flatten": 1, "MaxPool": 2}
     assert document["left_share"] == 0.5
     [layer] = document["layers"]
     assert layer["bytes"] == {"sm_90": 15, "sm_80": 15, "compute_80": len(PTX)}
@@ -126,7 +126,7 @@ def test_show_gives_one_json_document(bundle: Path, capsys: pytest.CaptureFixtur
 
 def test_a_whole_bundle_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bundle", "verify", str(bundle)]) == 0
-    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 6 files, each with its digest")
+    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 6 files, all digests match")
 
 
 @pytest.mark.parametrize("bundle", ["bundle"], indirect=True)
