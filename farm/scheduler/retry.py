@@ -1,4 +1,4 @@
-"""Retries of failed requests: whether, how and when a request is tried again."""
+"""Retries of failed requests: whether, how and when."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def run_worker(connection: Connection) -> None:
 
 
 def _receive(connection: Connection, requests: SimpleQueue[Request]) -> None:
-    """Queue requests; ends the process when the other end is gone, even during a build, which nobody needs then."""
+    """Queue requests, and end the process when the other end is gone, even during a build."""
     try:
         while True:
             requests.put(connection.recv())

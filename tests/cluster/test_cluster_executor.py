@@ -115,7 +115,7 @@ def test_a_store_in_memory_is_refused(tmp_path: Path) -> None:
         open_executor(settings, MemoryStore(), find_toolchain())
 
 
-def test_a_cluster_where_nobody_listens_is_an_error_at_once_and_in_words(tmp_path: Path) -> None:
+def test_an_address_without_a_listener_fails_at_once_with_a_message(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

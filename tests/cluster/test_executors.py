@@ -51,7 +51,7 @@ def test_each_part_of_a_layer_is_a_kernel_of_its_own_groups(place: Workplace) ->
     assert kept == {arch: dict(enumerate(halves.tolist())) for arch in ("sm_80", "sm_90")}
 
 
-def test_what_is_known_already_is_a_hit(place: Workplace) -> None:
+def test_a_stored_result_is_a_hit(place: Workplace) -> None:
     todo = place.plan(layer(), archs=("sm_80",))
     place.do(*todo.templates)
     place.do(*todo.cubins)
@@ -78,17 +78,17 @@ def test_a_request_planned_with_other_tools_is_refused_not_built(place: Workplac
     stale = replace(todo.cubins[0], key="ab" * 32)
     [result] = place.do(stale)
     assert result.failure is not None
-    assert "ptxas 13.0.88" in result.failure.message
+    assert "ptxas (13.0.88)" in result.failure.message
     assert find_cubin(place.store, stale.key) is None
 
 
-def test_waiting_for_nothing_gives_nothing_at_once(place: Workplace) -> None:
+def test_wait_without_requests_returns_at_once(place: Workplace) -> None:
     start = time.monotonic()
     assert place.executor.wait(30.0) == []
     assert time.monotonic() - start < 5
 
 
-def test_what_was_cancelled_gives_no_result_and_the_executor_works_on(place: Workplace) -> None:
+def test_a_cancelled_request_gives_no_result_and_the_executor_works_on(place: Workplace) -> None:
     todo = place.plan(layer(seed=3), layer(seed=4), layer(seed=5), archs=("sm_90",))
     for request in todo.cubins:
         place.executor.submit(request)

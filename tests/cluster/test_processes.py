@@ -1,4 +1,4 @@
-"""What only the executor with processes of its own has to show: workers that die, and programs that do."""
+"""The process executor: workers that die, and programs that die."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_doctor_joins_the_cluster_and_says_where_the_token_is(place: Place, tmp_
     ],
     ids=["no token", "another token", "authentication switched off"],
 )
-def test_who_has_not_the_token_is_refused_in_words(
+def test_a_wrong_or_missing_token_is_refused_with_a_message(
     place: Place, model: Path, tmp_path: Path, variables: dict[str, str], said: str
 ) -> None:
     environment = {name: value for name, value in place.environment.items() if not name.startswith("RAY_AUTH")}
@@ -155,7 +155,7 @@ def test_who_has_not_the_token_is_refused_in_words(
     assert done.out == ""
 
 
-def test_a_machine_that_is_no_node_of_the_cluster_is_told_how_to_become_one(tmp_path: Path) -> None:
+def test_a_machine_outside_the_cluster_is_told_how_to_join_it(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         environment = {"FARM_RAY_ADDRESS": address, "RAY_AUTH_TOKEN": "a-token"}

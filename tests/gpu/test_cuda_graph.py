@@ -11,7 +11,7 @@ from codegen.errors import DeviceError
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from farm.cuda.graph import CudaGraph
-from farm.cuda.measure.layer_data import Shape, Stage
+from farm.cuda.measure.layer_data import LayerData, Shape
 from tests.gpu.layers import ODD_LAYERS, weights_of
 from tests.gpu.workbench import Workbench, whole
 
@@ -28,7 +28,7 @@ def test_parts_replayed_side_by_side_give_what_one_kernel_gives(workbench: Workb
     device, parts = workbench.device, [Part(i, i + 1) for i in range(stream_count(odd.spec, odd.tiling))]
     kernels = workbench.cubins(workbench.kernels(odd.spec, odd.tiling, weights, parts))
     alone = workbench.cubins(workbench.kernels(odd.spec, odd.tiling, weights, whole(odd.spec, odd.tiling)))
-    with Stage(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
+    with LayerData(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
         stream = device.new_stream()
         layer = device.load_layer(kernels, stream)
         stage.poison()
@@ -51,7 +51,7 @@ def test_recording_runs_nothing(workbench: Workbench) -> None:
     kernels = workbench.cubins(
         workbench.kernels(odd.spec, odd.tiling, weights_of(odd.spec, 0.5), whole(odd.spec, odd.tiling))
     )
-    with Stage(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
+    with LayerData(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
         stream = device.new_stream()
         layer = device.load_layer(kernels, stream)
         stage.poison()
@@ -65,7 +65,7 @@ def test_a_stream_that_is_held_back_runs_nothing_until_it_is_let_go(workbench: W
     kernels = workbench.cubins(
         workbench.kernels(odd.spec, odd.tiling, weights_of(odd.spec, 0.5), whole(odd.spec, odd.tiling))
     )
-    with Stage(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
+    with LayerData(device, Shape(odd.spec, odd.batch, seed=1, sets=2), device.facts.l2_bytes) as stage:
         stream = device.new_stream()
         layer = device.load_layer(kernels, stream)
         layer(stage.inputs[0], stage.outputs[0], odd.batch)

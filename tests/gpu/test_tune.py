@@ -14,7 +14,7 @@ from codegen.toolchain.tools import Toolchain
 from farm.api import Farm
 from farm.cuda.device import Device, LoadedLayer
 from farm.cuda.measure.kernels import KernelPool
-from farm.cuda.measure.other_layers import Others
+from farm.cuda.measure.other_layers import OtherLayers
 from farm.cuda.measure.workload import Choice, model_cases
 from farm.jobs.model import BuildOptions
 from farm.ledger import open_ledger
@@ -95,7 +95,7 @@ def test_kernels_that_leave_outputs_unwritten_never_win(
 
 
 def test_what_stands_for_the_other_layers_writes_the_input_anew(device: Device) -> None:
-    others, stream = Others(device), device.new_stream()
+    others, stream = OtherLayers(device), device.new_stream()
     size = 100_000
     memory = device.allocate(4 * size)
     source, target = int(memory), int(memory) + 2 * size

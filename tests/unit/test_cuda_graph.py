@@ -1,4 +1,4 @@
-"""How launches are timed, as far as that needs no GPU: how many there are, and in which order parts run."""
+"""Timing of launches, as far as it needs no GPU: the number of launches, and the order of a layer's parts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_parts_of_a_layer_wait_for_what_came_before_and_not_for_each_other(parts
     assert sum(not before[each] for each in first) == min(parts, others + 1)
 
 
-def test_what_takes_long_is_replayed_less_often_but_has_a_median() -> None:
+def test_long_graphs_are_replayed_less_often_but_have_a_median() -> None:
     assert replays_within(0.5, 0.001) == REPLAYS
     assert replays_within(0.5, 0.5 / (1 + COOL_DOWN_RATIO) / 5) == 5
     assert replays_within(0.5, 10.0) == LEAST_REPLAYS >= 3

@@ -1,4 +1,4 @@
-"""The CUDA driver by ctypes, without one."""
+"""The CUDA driver API by ctypes, without a driver."""
 
 from __future__ import annotations
 

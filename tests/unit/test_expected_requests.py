@@ -1,4 +1,4 @@
-"""An executor hears of work that it has no room for yet, so that a cluster can grow."""
+"""Requests beyond an executor's capacity are announced to it, so that a cluster can grow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GrowingExecutor(PlayedExecutor):
         return super().capacity if self.heard else 0
 
 
-def test_work_that_has_no_room_is_told_and_none_is_once_all_is_done(tmp_path: Path) -> None:
+def test_requests_beyond_the_capacity_are_announced_until_all_are_done(tmp_path: Path) -> None:
     farm = Farmyard(tmp_path)
     executor = GrowingExecutor(farm.store)
     [job] = farm.coordinator(executor).run(farm.submit("a"))

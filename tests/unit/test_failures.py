@@ -1,4 +1,4 @@
-"""What the coordinator does about each kind of failure, and about jobs that others change; tools are played."""
+"""The coordinator's reaction to each kind of failure and to jobs that others change; tools are played."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def warnings(farm: Farmyard, job_id: str) -> list[str]:
     return [event.text for event in farm.ledger.events(job_id) if event.level == "warning"]
 
 
-def test_out_of_memory_is_tried_once_with_twice_the_limit_and_then_fails_with_the_figure(farm: Farmyard) -> None:
+def test_out_of_memory_is_retried_once_with_twice_the_limit_and_then_fails(farm: Farmyard) -> None:
     limits: list[int | None] = []
 
     def play(request: Request) -> Result | None:
@@ -56,7 +56,7 @@ def test_memory_is_never_raised_above_what_the_settings_allow(farm: Farmyard) ->
     assert retries.after(request, Failure(Fault.MEMORY, "m"), Attempts(), 0.0) is None
 
 
-def test_of_a_lower_level_that_is_asked_for_too_one_cubin_is_built_and_both_get_it(farm: Farmyard) -> None:
+def test_a_fallback_that_another_job_wants_too_is_built_once_for_both(farm: Farmyard) -> None:
     def play(request: Request) -> Result | None:
         slow = isinstance(request, CubinRequest) and request.options == ("-O3",)
         return failed(request, Failure(Fault.TIME, "ptxas ran into its time limit of 600 s")) if slow else None
@@ -72,7 +72,7 @@ def test_of_a_lower_level_that_is_asked_for_too_one_cubin_is_built_and_both_get_
         assert (farm.ledger.key_fields(result.cubin_key) or {})["options"] == '["-O1"]'
 
 
-def test_what_the_store_has_lost_for_good_crashes_the_job_with_an_exit_code_of_its_own(farm: Farmyard) -> None:
+def test_a_blob_lost_for_good_crashes_the_job_with_its_own_exit_code(farm: Farmyard) -> None:
     def play(request: Request) -> Result | None:
         lost = isinstance(request, CubinRequest) and request.template.spec == SMALLER
         return failed(request, Failure(Fault.LOST, "the weights abc are no longer in the store")) if lost else None
@@ -95,7 +95,7 @@ class AwayStore(MemoryStore):
         return super().get_record(stage, key)
 
 
-def test_a_store_that_is_away_is_waited_for_and_the_status_says_so(farm: Farmyard) -> None:
+def test_an_unreachable_store_is_waited_for_and_the_status_says_so(farm: Farmyard) -> None:
     farm.store = AwayStore(2)
     [job_id] = farm.submit("a", archs=("sm_90",))
     reasons: list[str] = []

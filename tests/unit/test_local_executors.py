@@ -1,4 +1,4 @@
-"""Which executor short and long work gets, and in which order the processes of one machine take their requests."""
+"""The choice of the executor by the length of the work, and the order of requests in local processes."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def test_long_work_gets_ray(automatic: AutomaticExecutor) -> None:
     assert automatic.capacity == 2
 
 
-def test_who_asks_for_room_before_the_work_is_known_gets_ray(automatic: AutomaticExecutor) -> None:
+def test_asking_for_capacity_before_the_work_is_known_chooses_ray(automatic: AutomaticExecutor) -> None:
     assert automatic.capacity == 2
 
 
-def test_nothing_is_started_where_there_is_nothing_to_build(automatic: AutomaticExecutor) -> None:
+def test_without_work_nothing_is_started(automatic: AutomaticExecutor) -> None:
     automatic.expect([])
     automatic.cancel([])
     assert (automatic.wait(0.0), automatic.running(), automatic.workers()) == ([], (), ())
@@ -56,7 +56,7 @@ def test_nothing_is_started_where_there_is_nothing_to_build(automatic: Automatic
     automatic.close()
 
 
-def test_a_coordinator_tells_what_is_to_be_built_once_before_the_first_request(tmp_path: Path) -> None:
+def test_the_work_is_announced_once_before_the_first_request(tmp_path: Path) -> None:
     class Foreseeing(PlayedExecutor):
         heard: Sequence[Request] = ()
 
@@ -200,7 +200,7 @@ def test_requests_that_would_fill_the_memory_together_run_one_after_the_other(pl
     played.works_on("small")
 
 
-def test_what_needs_more_memory_than_there_is_runs_alone(played: Played) -> None:
+def test_a_request_larger_than_the_memory_runs_alone(played: Played) -> None:
     played.executor.submit(cubin("huge", "a", memory_limit_bytes=2**40))
     played.works_on("huge")
 

@@ -1,4 +1,4 @@
-"""Which machine of a cluster gets a request, and why one gets none."""
+"""The choice of a node for a request, and why a node gets none."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_machine_with_the_fewest_requests_for_its_cpus_comes_first() -> None
     assert (given.count("small"), given.count("large")) == (2, 8)
 
 
-def test_a_request_that_needs_more_memory_than_any_machine_has_is_refused_in_words() -> None:
+def test_a_request_larger_than_every_node_is_refused() -> None:
     nodes = seen(node("small", memory_gib=0.25), node("large", memory_gib=1))
     assert chosen(nodes) == "large"
     huge = replace(CUBIN, cost=1_000_000)
@@ -63,7 +63,7 @@ def test_a_request_that_needs_more_memory_than_any_machine_has_is_refused_in_wor
     assert "needs about 16,384 MiB of memory, the largest has 1,024 MiB" in nodes.refusal(huge)
 
 
-def test_what_crashed_a_worker_is_tried_on_another_machine_if_there_is_one() -> None:
+def test_a_request_whose_worker_died_goes_to_another_node_if_there_is_one() -> None:
     first, second = node("first", cpus=8), node("second", cpus=1)
     nodes = seen(first, second)
     nodes.give(first, CUBIN)
@@ -73,7 +73,7 @@ def test_what_crashed_a_worker_is_tried_on_another_machine_if_there_is_one() -> 
     assert chosen(nodes) == "first"
 
 
-def test_memory_is_asked_for_by_cost_in_few_classes_and_more_for_what_ran_out_of_it() -> None:
+def test_requested_memory_grows_in_powers_of_two_with_cost_and_after_out_of_memory() -> None:
     costs = range(1000, 60_000, 500)
     asked = [replace(CUBIN, cost=cost).memory_bytes for cost in costs]
     assert asked == sorted(asked)
@@ -82,7 +82,7 @@ def test_memory_is_asked_for_by_cost_in_few_classes_and_more_for_what_ran_out_of
     assert replace(CUBIN, memory_limit_bytes=16 * GIB).memory_bytes == 16 * GIB
 
 
-def test_a_machine_that_differs_says_in_what() -> None:
+def test_a_node_names_the_version_that_differs() -> None:
     here = NodeFacts.here("13.0.88", "13.0.88")
     assert here.difference(here) == ""
     difference = replace(here, ptxas="12.9.1").difference(here)

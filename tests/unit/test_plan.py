@@ -1,4 +1,4 @@
-"""The plan: what is shared is made once, and what is expensive comes first."""
+"""The plan of jobs: shared tasks occur once, and expensive ones come first."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_turing_has_a_template_of_its_own_and_all_later_ones_share_theirs() -> N
     assert sorted(request.virtual_arch for request in found.templates) == ["compute_75", "compute_80"]
 
 
-def test_equal_weights_in_an_equal_shape_are_assembled_once_for_all_who_need_them() -> None:
+def test_equal_weights_in_an_equal_shape_are_assembled_once() -> None:
     found = planned(build(1, weights="ab" * 32), build(2, weights="ab" * 32), archs=("sm_90",))
     assert [found.targets[request.key] for request in found.cubins] == [
         (Target("job1", 1, "sm_90", 0), Target("job1", 2, "sm_90", 0))

@@ -1,4 +1,4 @@
-"""The code of a layer is fetched so early that it is there when the layer runs, and not so early that it is gone."""
+"""Prefetches of code start early enough to be in time, and late enough not to be evicted."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ def numbers(layers: list[LayerEstimate]) -> tuple[tuple[int, ...], ...]:
     return tuple(each.layers for each in plan_prefetches(layers, L2_BYTES))
 
 
-def test_a_fetch_begins_with_the_last_layer_from_which_on_there_is_time_for_it() -> None:
+def test_a_prefetch_starts_with_the_last_layer_that_leaves_enough_time() -> None:
     layers = [SMALL, SMALL, SMALL, SMALL, large(99.0), SMALL]
     assert numbers(layers) == ((), (), (4,), (), (), ())
     assert numbers([*layers[:4], large(101.0)]) == ((), (4,), (), (), ())
     assert numbers([*layers[:4], large(49.0)]) == ((), (), (), (4,), ())
 
 
-def test_several_layers_begin_to_be_fetched_with_one() -> None:
+def test_prefetches_of_several_layers_may_start_with_one_layer() -> None:
     layers = [SMALL, SMALL, replace(SMALL, microseconds=10.0), large(30.0), large(80.0)]
     assert numbers(layers) == ((), (3, 4), (), (), ())
 
 
-def test_code_does_not_wait_where_others_would_push_it_out() -> None:
+def test_code_is_not_prefetched_so_early_that_it_is_evicted() -> None:
     others = large(0.0, code_bytes=4_000_000)
     assert numbers([others] * 4 + [large(190.0, 1_000_000)])[2] == (4,)
     assert numbers([others] * 4 + [large(190.0, 7_000_000)])[3] == (4,)
 
 
-def test_nothing_is_fetched_of_a_network_that_stays_in_the_cache() -> None:
+def test_a_network_that_fits_into_the_cache_has_no_prefetches() -> None:
     layers = [LayerEstimate(50.0, 99.0, 1_000_000, 1_000_000)] * 5
     assert numbers(layers) == ((),) * 5
     assert numbers([*layers, large(99.0)]) != ((),) * 6
@@ -77,7 +77,7 @@ LAYERS = st.lists(
 
 
 @given(LAYERS)
-def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
+def test_each_layer_is_prefetched_once_neither_late_nor_early(
     layers: list[LayerEstimate],
 ) -> None:
     plan = plan_prefetches(layers, L2_BYTES)
@@ -103,51 +103,51 @@ def test_whatever_the_layers_are_each_is_fetched_once_neither_late_nor_early(
         assert wait == 0 or wait + needed <= WAIT_SHARE * time(start), "it waits for too long"
 
 
-def test_a_fetch_waits_for_a_share_of_the_time_that_it_has() -> None:
+def test_a_prefetch_waits_a_share_of_the_predicted_time() -> None:
     layers = [SMALL, SMALL, SMALL, large(10.0)]
     assert plan_prefetches(layers, L2_BYTES)[2] == Prefetches((3,), round(1000 * (WAIT_SHARE * 50.0 - 10.0)))
     assert plan_prefetches([*layers[:3], large(45.0)], L2_BYTES)[2] == Prefetches((3,), 0)
 
 
-def test_a_fetch_beside_a_layer_that_moves_little_does_not_wait() -> None:
+def test_a_prefetch_with_a_layer_of_little_traffic_does_not_wait() -> None:
     layers = [SMALL, SMALL, replace(SMALL, moved_bytes=MIN_MOVED_BYTES - 1), large(10.0)]
     assert plan_prefetches(layers, L2_BYTES)[2] == Prefetches((3,), 0)
     layers[2] = replace(SMALL, moved_bytes=MIN_MOVED_BYTES)
     assert plan_prefetches(layers, L2_BYTES)[2].wait_nanoseconds > 0
 
 
-def test_the_first_of_several_fetches_waits_no_longer_than_the_last_can() -> None:
+def test_several_prefetches_wait_no_longer_than_the_most_urgent_can() -> None:
     layers = [SMALL, SMALL, replace(SMALL, microseconds=10.0), large(11.0), large(61.0)]
     assert plan_prefetches(layers, L2_BYTES)[1] == Prefetches((3, 4), round(1000 * (WAIT_SHARE * 110.0 - 61.0)))
     alone = [*layers[:4], large(50.0)]
     assert plan_prefetches(alone, L2_BYTES)[1] == Prefetches((3,), round(1000 * (WAIT_SHARE * 60.0 - 11.0)))
 
 
-def test_a_layer_takes_what_its_warps_issue_or_its_stream_takes_to_come() -> None:
+def test_a_layer_takes_its_issue_time_or_its_streaming_time() -> None:
     short = estimate_layer([(LAUNCH, 800_000)], 0, IMAGES, H200)
     long = estimate_layer([(LAUNCH, 800_000)], 0, 100 * IMAGES, H200)
     assert short.microseconds == pytest.approx(22.8, abs=0.1)  # 6,250 instructions, one after another
     assert long.microseconds == pytest.approx(904.6, abs=0.1)  # of 800 x 8 blocks of 14 warps
 
 
-def test_a_fetch_takes_as_long_as_the_code_of_all_parts_is() -> None:
+def test_the_time_of_a_prefetch_grows_with_the_code_of_all_parts() -> None:
     one = estimate_layer([(LAUNCH, 800_000)], 0, IMAGES, H200)
     both = estimate_layer([(LAUNCH, 800_000), (LAUNCH, 400_000)], 0, 100 * IMAGES, H200)
     assert both.fetch_microseconds - one.fetch_microseconds == pytest.approx(400_000 / FETCH_BYTES_PER_MICROSECOND)
     assert both.code_bytes == 1_200_000
 
 
-def test_small_code_is_not_fetched() -> None:
+def test_small_code_is_not_prefetched() -> None:
     assert estimate_layer([(LAUNCH, MIN_CODE_BYTES)], 0, IMAGES, H200).fetch_microseconds
     assert not estimate_layer([(LAUNCH, MIN_CODE_BYTES - 1)], 0, IMAGES, H200).fetch_microseconds
 
 
-def test_a_launch_of_more_images_than_it_takes_is_of_as_many_as_it_takes() -> None:
+def test_images_beyond_the_limit_of_a_launch_do_not_count() -> None:
     most = LAUNCH.images_limit
     assert estimate_layer([(LAUNCH, 800_000)], 0, 2 * most, H200).microseconds == pytest.approx(
         estimate_layer([(LAUNCH, 800_000)], 0, most, H200).microseconds
     )
 
 
-def test_what_fetches_leaves_a_multiprocessor_for_each_block_of_a_layer_that_has_128() -> None:
+def test_the_prefetch_kernel_leaves_a_multiprocessor_to_each_of_128_blocks() -> None:
     assert H200.multiprocessors >= 128 + BLOCKS

@@ -16,7 +16,7 @@ from farm.bench.layers.torch_gpu import TorchGpu
 from farm.config.settings import load_settings
 from farm.cuda.device import Device
 from farm.cuda.measure.kernels import KernelPool
-from farm.cuda.measure.layer_data import Shape, Stage
+from farm.cuda.measure.layer_data import LayerData, Shape
 from farm.cuda.measure.workload import Case, Choice, operator_cases
 from farm.store import open_store
 from farm.tuning.book import TuningBook
@@ -45,7 +45,7 @@ def _profile(case: Case, device: Device, pool: KernelPool, gpu: TorchGpu, stream
     built = pool.submit(case).result()
     index = pool.begin(partial(index_cubins, case.spec)).result()
     loaded = [device.load(cubin, launch) for cubin, launch in built.kernels]
-    with Stage(device, Shape(case.spec, case.images, 0, sets=1), device.facts.l2_bytes) as stage:
+    with LayerData(device, Shape(case.spec, case.images, 0, sets=1), device.facts.l2_bytes) as stage:
         layer = Layer(case.spec, case.weights, case.images, stage.inputs, stage.outputs)
 
         def generated(_: int) -> None:

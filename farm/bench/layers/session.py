@@ -21,7 +21,7 @@ from farm.bench.layers.roof import Peaks, roof_microseconds
 from farm.bench.layers.torch_gpu import NotApplicableError, NoTorchError, TorchGpu
 from farm.cuda.device import Device
 from farm.cuda.measure.kernels import BuiltLayer, KernelPool, NotBuiltError
-from farm.cuda.measure.layer_data import Shape, Stage
+from farm.cuda.measure.layer_data import Shape, LayerData
 from farm.cuda.measure.workload import Case, CaseKey
 
 PEERS_OF_STRUCTURED = ("cudnn-fp32",)
@@ -58,7 +58,7 @@ class Session:
             self._torch = TorchGpu(self._stream.handle)
         except NoTorchError as error:
             self._without_torch = str(error)
-        self._stage: Stage | None = None
+        self._stage: LayerData | None = None
         self._index: dict[LayerSpec, Future[IndexCubins | None]] = {}
         """im2col and Escoin kernels per shape."""
         self._dense: dict[tuple[str, int, str], Measurement] = {}
@@ -121,17 +121,17 @@ class Session:
         """Errors that end one measurement only; torch raises RuntimeError, PyCUDA its own."""
         return NotApplicableError, RuntimeError, MemoryError, self._device.failure
 
-    def _staged(self, case: Case) -> Stage:
+    def _staged(self, case: Case) -> LayerData:
         """Data of a layer at a batch, shared by the cases of a sweep."""
         shape = Shape(replace(case.spec), case.images, self._rules.seed, self._rules.sets)
         if self._stage is None or self._stage.shape != shape:
             if self._stage:
                 self._stage.close()
                 self._stage = None
-            self._stage = Stage(self._device, shape, self._l2_bytes)
+            self._stage = LayerData(self._device, shape, self._l2_bytes)
         return self._stage
 
-    def _generated(self, case: Case, stage: Stage, built: Future[BuiltLayer], sums: Any) -> Measurement:
+    def _generated(self, case: Case, stage: LayerData, built: Future[BuiltLayer], sums: Any) -> Measurement:
         facts: dict[str, Any] = {
             "spec": case.spec.to_json(),
             "images": case.images,
@@ -186,7 +186,7 @@ class Session:
         return self._device.microseconds(launch, sets, self._stream)
 
     def _peers(
-        self, case: Case, stage: Stage, begun: _Begun, sums: Any, wanted: Sequence[Peer]
+        self, case: Case, stage: LayerData, begun: _Begun, sums: Any, wanted: Sequence[Peer]
     ) -> Iterator[Measurement]:
         if self._torch is None:
             yield from (Measurement(case.key, peer.name, None, self._without_torch) for peer in wanted)
@@ -255,7 +255,7 @@ class _WrongError(Exception):
     """A peer's results are wrong."""
 
 
-def _error_of_generated(gpu: TorchGpu, case: Case, stage: Stage, sums: Any) -> float:
+def _error_of_generated(gpu: TorchGpu, case: Case, stage: LayerData, sums: Any) -> float:
     """Largest relative error over the whole output; verification checks only some of the blocks."""
     shape = (case.images, *case.spec.output_shape)
     with gpu.on_stream():

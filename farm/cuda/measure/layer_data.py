@@ -44,7 +44,7 @@ class Shape:
     """Number of sets; None: as many as `set_count` says."""
 
 
-class Stage:
+class LayerData:
     """Data of one layer at one batch, used in a `with` block. Raises DeviceError without enough memory."""
 
     def __init__(self, device: Device, shape: Shape, l2_bytes: int) -> None:

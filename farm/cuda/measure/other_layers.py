@@ -23,7 +23,7 @@ _NEVER = -1
 """Number of images for which the kernel would store its results; never passed, but unknown to the compiler."""
 
 
-class Others:
+class OtherLayers:
     """The loaded kernel and its buffer. Raises DeviceError."""
 
     def __init__(self, device: Device) -> None:

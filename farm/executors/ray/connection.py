@@ -1,7 +1,7 @@
 """The connection to Ray: a local Ray started on this machine, or the cluster that the settings name.
 
-Whoever holds a cluster's token may run any program on its nodes, and task arguments are pickled in both directions: the
-token protects workers and coordinator alike. A local Ray gets a random token and listens on the loopback interface.
+A cluster's token lets its holder run any program on the nodes. Tasks and results are pickled, so the token protects
+workers and coordinator alike. A local Ray gets a random token and listens on the loopback interface.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from codegen.ir.dtypes import numpy_dtype
 from codegen.ir.launch import Launch
 from farm.cuda.device import Device, LoadedLayer
 from farm.cuda.measure.cold import cold_microseconds
-from farm.cuda.measure.layer_data import ALIGNMENT_BYTES, Shape, Stage
-from farm.cuda.measure.other_layers import Others
+from farm.cuda.measure.layer_data import ALIGNMENT_BYTES, LayerData, Shape
+from farm.cuda.measure.other_layers import OtherLayers
 from farm.cuda.measure.workload import Case
 from farm.cuda.module import CodeRange
 from farm.cuda.prefetch import MIN_CODE_BYTES, CodePrefetcher, open_prefetcher
@@ -74,12 +74,12 @@ class GpuRig:
         self._device = device
         self._l2_bytes = facts.l2_bytes
         self._stream = device.new_stream()
-        self._others = Others(device)
+        self._others = OtherLayers(device)
         self._fetcher = open_prefetcher()
 
     def bench(self, case: Case, seed: int) -> GpuBench:
         """See Rig."""
-        stage = Stage(self._device, Shape(case.spec, case.images, seed), self._l2_bytes)
+        stage = LayerData(self._device, Shape(case.spec, case.images, seed), self._l2_bytes)
         try:
             return GpuBench(self._device, self._stream, stage, self._others, self._fetcher, case.others_bytes)
         except DeviceError:
@@ -94,8 +94,8 @@ class GpuBench:
         self,
         device: Device,
         stream: Any,
-        stage: Stage,
-        others: Others,
+        stage: LayerData,
+        others: OtherLayers,
         fetcher: CodePrefetcher | None,
         others_bytes: int | None,
     ) -> None:
