@@ -21,7 +21,7 @@ from farm.bench.layers.roof import Peaks, roof_microseconds
 from farm.bench.layers.torch_gpu import NotApplicableError, NoTorchError, TorchGpu
 from farm.cuda.device import Device
 from farm.cuda.measure.kernels import BuiltLayer, KernelPool, NotBuiltError
-from farm.cuda.measure.layer_data import Shape, LayerData
+from farm.cuda.measure.layer_data import LayerData, Shape
 from farm.cuda.measure.workload import Case, CaseKey
 
 PEERS_OF_STRUCTURED = ("cudnn-fp32",)
