@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from codegen.ir.checkpoint import Checkpoint
+from farm.bench.networks.breakdown import TracedKernel
 from farm.bench.networks.torch_dense import DenseLayer
 from farm.bench.networks.torch_timing import Call, Inputs, NetworkGpu, Timing
-from farm.bench.networks.torch_traces import TracedKernel
 from farm.bundle.reader import Bundle
 from farm.torch.module import module_of
 from tests.torch.bundles import as_compiled

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.errors import DeviceError
 from farm.bench.networks import torch_timing
+from farm.bench.networks.breakdown import TracedKernel, read_trace
 from farm.bench.networks.torch_timing import FEWEST_REPLAYS, NetworkGpu
-from farm.bench.networks.torch_traces import TracedKernel, read_trace
 from farm.cuda.prefetch import KERNEL
 
 

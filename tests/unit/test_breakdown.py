@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from farm.bench.networks.breakdown import LayerKernels, breakdown, median_of
-
-
-@dataclass(frozen=True)
-class Span:
-    name: str
-    start: float
-    end: float
-
+from farm.bench.networks.breakdown import LayerKernels, TracedKernel, breakdown, median_of
 
 LAYERS = [LayerKernels("first", ("conv2d", "conv2d")), LayerKernels("second", ("linear",))]
 
 
 def test_overlapping_parts_count_once_and_what_runs_beside_a_layer_is_the_layers() -> None:
     spans = [
-        Span("conv2d", 10, 20),
-        Span("conv2d", 15, 30),
-        Span("pool", 25, 40),
-        Span("linear", 50, 60),
+        TracedKernel("conv2d", 10, 20),
+        TracedKernel("conv2d", 15, 30),
+        TracedKernel("pool", 25, 40),
+        TracedKernel("linear", 50, 60),
     ]
     found = breakdown(spans, LAYERS)
     assert found is not None
@@ -32,17 +22,17 @@ def test_overlapping_parts_count_once_and_what_runs_beside_a_layer_is_the_layers
 
 
 def test_kernels_that_are_not_the_layers_launches_are_given_to_no_layer() -> None:
-    found = breakdown([Span("conv2d", 0, 1), Span("linear", 2, 3)], LAYERS)
+    found = breakdown([TracedKernel("conv2d", 0, 1), TracedKernel("linear", 2, 3)], LAYERS)
     assert found is not None
     assert (found.compiled, found.layers) == (2, {})
-    swapped = [Span("linear", 0, 1), Span("conv2d", 2, 3), Span("conv2d", 4, 5)]
+    swapped = [TracedKernel("linear", 0, 1), TracedKernel("conv2d", 2, 3), TracedKernel("conv2d", 4, 5)]
     found = breakdown(swapped, LAYERS)
     assert found is not None
     assert found.layers == {}
 
 
 def test_the_median_replay_counts() -> None:
-    replays = [breakdown([Span("pool", 0, end)], []) for end in (9, 3, 5)]
+    replays = [breakdown([TracedKernel("pool", 0, end)], []) for end in (9, 3, 5)]
     found = median_of(replays)
     assert found is not None
     assert found.total == 5

@@ -1,21 +1,22 @@
-"""Breakdown of a replay's time: compiled layers, other kernels, and gaps."""
+"""Breakdown of a replay's time, from a profiler's trace: compiled layers, other kernels, and gaps."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+
+from farm.cuda.prefetch import KERNEL
 
 
-class Span(Protocol):
-    """An activity on the GPU, in microseconds on one clock."""
+@dataclass(frozen=True)
+class TracedKernel:
+    """A kernel, copy or fill in a replay; times in microseconds on one clock."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def start(self) -> float: ...
-    @property
-    def end(self) -> float: ...
+    name: str
+    start: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,18 @@ class Breakdown:
         }
 
 
-def breakdown(spans: Sequence[Span], layers: Sequence[LayerKernels]) -> Breakdown | None:
+def read_trace(text: str) -> list[TracedKernel]:
+    """GPU activities of a profiler's file, sorted by begin, without the prefetches of code."""
+    found = [
+        TracedKernel(event["name"], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in json.loads(text)["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        if event["name"] != KERNEL
+    ]
+    return sorted(found, key=lambda each: each.start)
+
+
+def breakdown(spans: Sequence[TracedKernel], layers: Sequence[LayerKernels]) -> Breakdown | None:
     """Breakdown of one replay; None without kernels.
 
     Layers are given in execution order. Overlapping kernels count once.
@@ -73,7 +85,7 @@ def median_of(found: Iterable[Breakdown | None]) -> Breakdown | None:
     return known[len(known) // 2] if known else None
 
 
-def _covered(spans: Sequence[Span]) -> float:
+def _covered(spans: Sequence[TracedKernel]) -> float:
     """Length of the union of spans sorted by begin."""
     covered, end = 0.0, float("-inf")
     for each in spans:
@@ -82,7 +94,7 @@ def _covered(spans: Sequence[Span]) -> float:
     return covered
 
 
-def _by_layer(own: Sequence[Span], layers: Sequence[LayerKernels]) -> dict[str, float]:
+def _by_layer(own: Sequence[TracedKernel], layers: Sequence[LayerKernels]) -> dict[str, float]:
     if len(own) != sum(len(layer.kernels) for layer in layers):
         return {}
     found, first = {}, 0

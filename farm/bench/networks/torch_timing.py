@@ -21,8 +21,8 @@ from codegen.frontend.onnx.export.network import read_network
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.checkpoint import Checkpoint
 from codegen.toolchain.temp_folders import TempFolder
+from farm.bench.networks.breakdown import TracedKernel, read_trace
 from farm.bench.networks.torch_dense import DenseLayer
-from farm.bench.networks.torch_traces import TracedKernel, read_trace
 from farm.bundle.reader import BundledLayer
 from farm.cuda.device import IDLE_SECONDS, WAKE_SECONDS
 from farm.cuda.graph import Gate, cool_down
