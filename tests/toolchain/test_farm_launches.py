@@ -165,20 +165,6 @@ def test_a_cubin_whose_record_has_no_launch_is_built_again_and_nothing_else_is(
     }
 
 
-def test_a_job_whose_launches_nobody_kept_is_neither_fetched_nor_verified_and_says_what_to_do(
-    farm: Farm, compiled: Job, settings: Settings, tmp_path: Path
-) -> None:
-    farm._ledger.record_results([replace(result, launch=None) for result in farm.inspect(compiled.id).results])
-    with pytest.raises(UsageError, match="did not keep how its kernels are launched: run farm compile again"):
-        farm.fetch(compiled.id, tmp_path / "out")
-    with pytest.raises(UsageError, match="run farm compile again"):
-        farm.verify(compiled.id)
-    assert not (tmp_path / "out").exists()
-    [again] = farm.compile([NET], OPTIONS)
-    assert again.hits == again.total
-    farm.fetch(again.id, tmp_path / "out")
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 def test_verification_of_more_images_than_a_kernel_takes_is_refused_with_the_number_it_takes(
     farm: Farm, compiled: Job, gpu: bool

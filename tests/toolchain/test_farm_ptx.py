@@ -59,5 +59,5 @@ def test_without_being_asked_for_there_is_none(farm: Farm, job: Job, tmp_path: P
 def test_ptx_that_the_rewriter_no_longer_makes_is_refused(farm: Farm, job: Job, settings: Settings) -> None:
     detail = farm.inspect(job.id)
     others = tuple(replace(each, ptx="ab" * 32) for each in detail.results)
-    with pytest.raises(UsageError, match="conv1: the rewriter gives other PTX than was assembled"):
+    with pytest.raises(UsageError, match="conv1: the rewriter has changed and gives other PTX"):
         newest_ptx(replace(detail, results=others), open_store(settings))
