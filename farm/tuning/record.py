@@ -152,7 +152,7 @@ def tiling_of_json(value: Any) -> Tiling:
     names = tiling.kernel in get_args(KernelName) and tiling.accumulate in get_args(Accumulator)
     names = names and tiling.order in get_args(Order) and tiling.form == "rolled"
     if not whole or not names:
-        raise ValueError(f"its tiling {value!r} is none that can be chosen")
+        raise ValueError(f"its tiling {value!r} cannot be chosen")
     return tiling
 
 

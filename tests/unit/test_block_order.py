@@ -78,7 +78,7 @@ def test_records_say_in_which_order_blocks_begin() -> None:
     by_place = replace(TILING, order="place")
     assert tiling_of_json(by_place.to_json()) == by_place
     assert tiling_of_json(TILING.to_json()).order == "group"
-    with pytest.raises(ValueError, match="none that can be chosen"):
+    with pytest.raises(ValueError, match="cannot be chosen"):
         tiling_of_json({**TILING.to_json(), "order": "any"})
 
 

@@ -101,7 +101,7 @@ def test_a_record_and_a_launch_keep_what_it_is() -> None:
     Draft202012Validator(record["properties"]["tiling"]).validate(TABLE.to_json())
     launch = launch_of(LAST, TABLE)
     assert Launch.from_json(launch.to_json()) == launch
-    with pytest.raises(ValueError, match="none that can be chosen"):
+    with pytest.raises(ValueError, match="cannot be chosen"):
         tiling_of_json(replace(TABLE, form="full").to_json())
 
 

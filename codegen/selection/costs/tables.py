@@ -25,7 +25,7 @@ the banks."""
 TABLE_MICROSECONDS = 2.48
 """Microseconds of a launch until its first weights are there, and for the sums of the lanes at its end."""
 TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
-"""Of a convolution, fitted to 135 kernels of one image: clocks of a warp's access to shared memory, clocks of a byte of
+"""Fitted to 135 convolution kernels of one image: clocks of a warp's access to shared memory, clocks of a byte of
 the tile on its way there, and the wait for a wave of blocks, a launch or a cluster."""
 
 

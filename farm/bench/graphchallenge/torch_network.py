@@ -37,7 +37,7 @@ from farm.cuda.module import Module, allow_shared, launch
 from farm.errors import UsageError
 
 THREADS, NEURONS_OF_BLOCK, LISTERS, LISTED = 256, 32, 1024, 4
-"""Of index_kernel.cu: threads and neurons of a block, threads that list columns, columns that each lists."""
+"""Constants of index_kernel.cu: threads and neurons of a block, threads that list columns, columns that each lists."""
 REPLAYED_SECONDS = 0.5
 """Approximate replay time of a variant; a deep network by cuSPARSE takes a tenth of a second."""
 WARM_SECONDS = 0.3
