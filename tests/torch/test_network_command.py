@@ -56,4 +56,4 @@ def test_json_on_stdout_is_one_document(given: list[str], capsys: pytest.Capture
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_exit_code_says_so(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(given) == UNREACHABLE
-    assert "PyTorch finds no GPU here: run this on a machine with one" in capsys.readouterr().err
+    assert "PyTorch finds no GPU here" in capsys.readouterr().err

@@ -30,5 +30,5 @@ def test_without_nvidia_smi_nothing_is_said_of_clocks(tmp_path: Path, monkeypatc
 def test_the_gpu_rests_for_twice_the_time_of_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(graph.time, "sleep", slept.append)
-    graph.rest(4500.0)
+    graph.cool_down(4500.0)
     assert slept == [pytest.approx(0.009)]

@@ -191,7 +191,7 @@ def test_a_gated_layer_takes_longer_than_a_plain_one() -> None:
 
 
 def test_the_full_form_does_not_do_for_it() -> None:
-    with pytest.raises(TilingError, match="without gates"):
+    with pytest.raises(TilingError, match="without input bounds, gates or a pool: leave out --template full"):
         choose_tiling(SPEC, 1, random_weights(SPEC, 0.9).nonzeros_per_output, form="full")
 
 

@@ -113,7 +113,7 @@ def test_the_full_form_does_not_do_for_it(tmp_path: Path) -> None:
     [layer] = read(tmp_path, dense_net(NORM, RELU, CONV)).layers
     nonzeros = layer.weights.nonzeros_per_output
     assert choose_tiling(layer.spec, 1, nonzeros).form == "rolled"
-    with pytest.raises(TilingError, match="without a normalisation before and a pool behind"):
+    with pytest.raises(TilingError, match="without input bounds, gates or a pool: leave out --template full"):
         choose_tiling(layer.spec, 1, nonzeros, form="full")
 
 

@@ -193,7 +193,7 @@ def test_all_tilings_of_a_layer_with_a_pool_have_whole_windows() -> None:
 
 def test_a_layer_with_a_pool_is_of_the_rolled_form() -> None:
     spec = behind(DEEP).with_pool().spec
-    with pytest.raises(TilingError, match="a pool behind them: leave out --template full"):
+    with pytest.raises(TilingError, match="without input bounds, gates or a pool: leave out --template full"):
         choose_tiling(spec, 1, random_weights(spec, 0.9).nonzeros_per_output, form="full")
 
 
