@@ -86,7 +86,7 @@ class CubinFile:
 
     @staticmethod
     def read(data: bytes) -> CubinFile:
-        """Reads a file. Raises MachineCodeError if it is not a cubin, is truncated, or has not exactly one kernel."""
+        """Reads a file. Raises MachineCodeError if it is not a cubin, is truncated, or does not hold one kernel."""
         try:
             cubin = CubinFile(data, tuple(_sections(data)))
         except (struct.error, ValueError) as error:
