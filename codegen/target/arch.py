@@ -16,6 +16,9 @@ OLDEST_WITH_ASYNC_COPIES = 80
 """Ampere, the oldest architecture with cp.async."""
 OLDEST_WITH_CLUSTERS = 90
 """Hopper, the oldest architecture with clusters of up to eight blocks."""
+INTEGRATED = frozenset({72, 87, 88, 101, 110})
+"""Tegra: Xavier, Orin, a GPU in no public table, and Thor with its old number and its new one. The CUDA programming
+guide: binary compatibility is neither supported for Tegra nor between desktop and Tegra."""
 NEAREST = 3
 """Most suggestions for an unknown name."""
 
@@ -88,11 +91,13 @@ def arch_number(arch: str) -> int:
 
 
 def runs_on(cubin: str, gpu: str) -> bool:
-    """Whether a GPU of architecture `gpu` runs cubins of architecture `cubin`: equal major version, minor not newer.
+    """Whether a GPU of architecture `gpu` runs cubins of architecture `cubin`, by NVIDIA's rules of compatibility.
 
-    Cubins with architecture-specific instructions (sm_90a) run on exactly that architecture.
+    The GPU's major version must be equal and its minor version not older. Integrated GPUs and the cubins made for them
+    are compatible with nothing but each other. Cubins with architecture-specific instructions (sm_90a) run on exactly
+    that architecture, cubins of a family (sm_100f) on those members of it that are not older.
     """
     made, has = arch_number(cubin), arch_number(gpu)
-    if cubin[-1].isalpha():
+    if cubin.endswith("a") or {made, has} & INTEGRATED:
         return made == has
     return made // 10 == has // 10 and made % 10 <= has % 10

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import ArchError
-from codegen.target.arch import check_archs, has_clusters, virtual_arch
+from codegen.target.arch import check_archs, has_clusters, runs_on, virtual_arch
 from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, gpu_key, minimum_driver
 from codegen.toolchain.tools import Toolchain
 from farm.reports.architectures import architectures
@@ -164,3 +164,34 @@ def test_the_table_says_which_architectures_can_be_compiled_for(toolchain: Toolc
     assert "H100" in table["sm_90"].gpus
     assert (table["sm_70"].supported, table["sm_70"].minimum_driver) == (False, None)
     assert not table["sm_120"].supported
+
+
+@pytest.mark.parametrize(
+    ("cubin", "gpus"),
+    [
+        ("sm_75", {"sm_75"}),
+        ("sm_80", {"sm_80", "sm_86", "sm_89"}),
+        ("sm_86", {"sm_86", "sm_89"}),
+        ("sm_87", {"sm_87"}),
+        ("sm_89", {"sm_89"}),
+        ("sm_90", {"sm_90"}),
+        ("sm_90a", {"sm_90"}),
+        ("sm_100", {"sm_100", "sm_103"}),
+        ("sm_100a", {"sm_100"}),
+        ("sm_100f", {"sm_100", "sm_103"}),
+        ("sm_101", {"sm_101"}),
+        ("sm_103", {"sm_103"}),
+        ("sm_103f", {"sm_103"}),
+        ("sm_110", {"sm_110"}),
+        ("sm_110f", {"sm_110"}),
+        ("sm_120", {"sm_120", "sm_121"}),
+        ("sm_120a", {"sm_120"}),
+        ("sm_120f", {"sm_120", "sm_121"}),
+        ("sm_121f", {"sm_121"}),
+    ],
+)
+def test_cubins_run_on_gpus_of_the_same_family_that_are_not_older(cubin: str, gpus: set[str]) -> None:
+    """Tegra's GPUs (sm_72, sm_87, sm_101, sm_110) run only what was made for them, and nobody else runs that."""
+    known = ("sm_72", "sm_75", "sm_80", "sm_86", "sm_87", "sm_88", "sm_89", "sm_90", "sm_100", "sm_101", "sm_103")
+    every = (*known, "sm_110", "sm_120", "sm_121")
+    assert {gpu for gpu in every if runs_on(cubin, gpu)} == gpus

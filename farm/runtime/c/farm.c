@@ -371,11 +371,14 @@ static int read_arguments(words *line, step *made) {
     return 0;
 }
 
-/* Whether a GPU runs a kernel: cubins of its major version that are not newer, cubins with a letter (sm_90a) if they are
- * for exactly this GPU, and PTX of every virtual architecture that is not newer. */
+/* Xavier, Orin, a GPU in no public table, Thor's old and new number: compatible with no other architecture. */
+static int is_integrated(int arch) { return arch == 72 || arch == 87 || arch == 88 || arch == 101 || arch == 110; }
+
+/* Whether a GPU runs a kernel: cubins of its major version that are not newer, cubins that are exact (sm_90a) or for an
+ * integrated GPU if they are for exactly this one, and PTX of every virtual architecture that is not newer. */
 static int runs_on(const kernel *each, int gpu) {
     if (each->is_ptx) return each->arch <= gpu;
-    if (each->is_exact) return each->arch == gpu;
+    if (each->is_exact || is_integrated(each->arch) || is_integrated(gpu)) return each->arch == gpu;
     return each->arch / 10 == gpu / 10 && each->arch <= gpu;
 }
 
@@ -391,7 +394,7 @@ static int read_kernel(farm_bundle *bundle, words *line, int gpu) {
     arch = word(line);
     each.is_ptx = strncmp(arch, "compute_", 8) == 0;
     each.arch = atoi(arch + (each.is_ptx ? 8 : 3));
-    each.is_exact = arch[strlen(arch) - 1] > '9';
+    each.is_exact = arch[strlen(arch) - 1] == 'a';
     copy_word(each.path, word(line), sizeof each.path);
     copy_word(each.entry, word(line), sizeof each.entry);
     read_grid(line, each.grid);
