@@ -13,6 +13,12 @@ from codegen.ir.layer_spec import LayerSpec, SkippedLayer
 from codegen.ir.tiling import Accumulator, Form, Part, Tiling
 from codegen.sass.qualification import Assembler, AssemblerChoice
 
+JOB_FORMAT = 1
+"""Format of a job's options, layers, tilings and launches in the ledger, written by whoever submits it.
+
+It rises with every change of their JSON that an older farm cannot read, such as a new epilogue step.
+"""
+
 
 class Status(StrEnum):
     """The state of a job."""

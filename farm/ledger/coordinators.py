@@ -96,7 +96,7 @@ class Coordinators:
         free = in_flight_keys.c.coordinator.not_in(others)
         statement = self._database.insert_or_replace(in_flight_keys, ("key",), ("coordinator",), where=free)
         # Sorted, so that two coordinators that acquire the same keys do not deadlock.
-        rows = [{"key": key, "coordinator": coordinator} for key in sorted(keys)]
+        rows = [{"key": key, "coordinator": coordinator, "local": False} for key in sorted(keys)]
         held = and_(in_flight_keys.c.key.in_(keys), in_flight_keys.c.coordinator == coordinator)
         with self._database.writing() as connection:
             connection.execute(statement, rows)

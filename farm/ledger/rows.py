@@ -10,6 +10,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import SkippedLayer, spec_from_json
 from codegen.ir.tiling import Part, Tiling
 from farm.jobs.model import (
+    JOB_FORMAT,
     Build,
     BuildOptions,
     BuildResult,
@@ -48,6 +49,8 @@ def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
         "hits": 0,
         "running": 0,
         "tries": 0,
+        "claims": 0,
+        "format": JOB_FORMAT,
         "submitted_at": at,
     }
 

@@ -36,7 +36,7 @@ class Migrations:
         return frozenset(each.revision for each in ScriptDirectory(self.folder).walk_revisions(head=self.head))
 
 
-MIGRATIONS = Migrations("1", str(files("migrations")))
+MIGRATIONS = Migrations("2", str(files("migrations")))
 
 
 def revision(engine: Engine) -> str | None:

@@ -76,6 +76,8 @@ jobs = Table(
     Column("running", Integer, nullable=False),
     Column("ends_at", Double),
     Column("tries", Integer, nullable=False),
+    Column("claims", Integer, nullable=False),  # since it was last planned
+    Column("format", Integer, nullable=False),
     Column("submitted_at", Double, nullable=False),
     Column("started_at", Double),
     Column("finished_at", Double),
@@ -235,7 +237,16 @@ in_flight_keys = Table(
     metadata,
     Column("key", String(64), primary_key=True),
     Column("coordinator", String(128), nullable=False),
+    Column("local", Boolean, nullable=False),  # built on the coordinator's machine
     Index(None, "coordinator"),
+)
+
+key_crashes = Table(
+    "key_crashes",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("crashes", Integer, nullable=False),
+    Column("crashed_at", Double, nullable=False),
 )
 
 marks = Table(

@@ -39,7 +39,7 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Migrations:
     folder = tmp_path_factory.mktemp("later") / "migrations"
     shutil.copytree(MIGRATIONS.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(LATER, folder / "versions")
-    return Migrations("2", str(folder))
+    return Migrations("3", str(folder))
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def test_four_processes_may_migrate_an_empty_database_at_once(empty_database: Da
 
 
 def test_a_later_version_upgrades_a_database_and_keeps_its_rows(used_database: Database, later_version: None) -> None:
-    assert database_revision(used_database.settings) == (HEAD, "2")
+    assert database_revision(used_database.settings) == (HEAD, "3")
     used_database.upgrade()
-    assert database_revision(used_database.settings) == ("2", "2")
+    assert database_revision(used_database.settings) == ("3", "3")
     assert "shelves" in tables_in(used_database)
     assert execute(used_database, "select priority from jobs") == [7]
 
@@ -139,11 +139,11 @@ def test_opening_upgrades_an_embedded_database_and_refuses_an_older_server(
 ) -> None:
     if used_database.kind == "sqlite":
         used_database.open().close()
-        assert database_revision(used_database.settings) == ("2", "2")
+        assert database_revision(used_database.settings) == ("3", "3")
         return
-    with pytest.raises(LedgerError, match=rf"has revision {HEAD}, .* needs revision 2: run farm db upgrade"):
+    with pytest.raises(LedgerError, match=rf"has revision {HEAD}, .* needs revision 3: run farm db upgrade"):
         used_database.open()
-    assert database_revision(used_database.settings) == (HEAD, "2")
+    assert database_revision(used_database.settings) == (HEAD, "3")
 
 
 def test_an_upgrade_that_fails_leaves_the_database_as_it_was(used_database: Database, later_version: None) -> None:
@@ -151,7 +151,7 @@ def test_an_upgrade_that_fails_leaves_the_database_as_it_was(used_database: Data
     before = tables_in(used_database)
     with pytest.raises(LedgerError, match=r'shelves"? already exists'):
         used_database.upgrade()
-    assert database_revision(used_database.settings) == (HEAD, "2")
+    assert database_revision(used_database.settings) == (HEAD, "3")
     assert tables_in(used_database) == before
     engine = open_engine(used_database.settings.database_url)
     assert "priority" not in {column["name"] for column in inspect(engine).get_columns("jobs")}
@@ -172,11 +172,11 @@ def test_the_database_of_a_later_version_is_refused(used_database: Database, lat
         patch.setattr(schema, "MIGRATIONS", later)
         used_database.upgrade()
     for attempt in (used_database.open, used_database.upgrade):
-        with pytest.raises(LedgerError, match=r"has revision 2, unknown to this program"):
+        with pytest.raises(LedgerError, match=r"has revision 3, unknown to this program"):
             attempt()
 
 
-@pytest.mark.parametrize("revision", ["0001", "0014"])
+@pytest.mark.parametrize("revision", ["0001", "0014", "1"])
 def test_a_database_from_before_the_first_release_is_refused(revision: str, used_database: Database) -> None:
     execute(used_database, f"update alembic_version set version_num = '{revision}'")
     for attempt in (used_database.open, used_database.upgrade):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "1"
+revision = "2"
 down_revision = None
 
 ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -19,7 +19,16 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    tables = ("marks", "in_flight_keys", "coordinators", "qualifications", "tuning", "keys", "template_runs")
+    tables = (
+        "marks",
+        "key_crashes",
+        "in_flight_keys",
+        "coordinators",
+        "qualifications",
+        "tuning",
+        "keys",
+        "template_runs",
+    )
     for table in (*tables, "events", "results", "builds", "jobs", "submissions"):
         op.drop_table(table)
 
@@ -54,6 +63,8 @@ def _create_job_tables() -> None:
         sa.Column("running", sa.Integer(), nullable=False),
         sa.Column("ends_at", sa.Double()),
         sa.Column("tries", sa.Integer(), nullable=False),
+        sa.Column("claims", sa.Integer(), nullable=False),
+        sa.Column("format", sa.Integer(), nullable=False),
         sa.Column("submitted_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double()),
         sa.Column("finished_at", sa.Double()),
@@ -212,9 +223,17 @@ def _create_coordinator_tables() -> None:
         "in_flight_keys",
         sa.Column("key", sa.String(64), nullable=False),
         sa.Column("coordinator", sa.String(128), nullable=False),
+        sa.Column("local", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_in_flight_keys")),
     )
     op.create_index(op.f("ix_in_flight_keys_coordinator"), "in_flight_keys", ["coordinator"])
+    op.create_table(
+        "key_crashes",
+        sa.Column("key", sa.String(64), nullable=False),
+        sa.Column("crashes", sa.Integer(), nullable=False),
+        sa.Column("crashed_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_key_crashes")),
+    )
     op.create_table(
         "marks",
         sa.Column("name", sa.String(32), nullable=False),
