@@ -11,6 +11,10 @@ class CheckpointError(CodegenError):
     """A model file that cannot be compiled. The message names the file."""
 
 
+class ContainedFileError(CodegenError):
+    """A path that is not a regular file inside its folder. The message is the reason alone."""
+
+
 class ArchError(CodegenError):
     """An architecture that the toolchain or the templates do not support."""
 

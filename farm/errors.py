@@ -15,6 +15,10 @@ class UsageError(FarmError):
     exit_code = 2
 
 
+class BundleError(UsageError):
+    """A bundle that is missing, damaged, or not written by this version of farm."""
+
+
 class UnreachableError(FarmError):
     """The farm, its store or its database is unreachable, or no worker can serve the request."""
 

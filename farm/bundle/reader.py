@@ -6,20 +6,18 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile
 
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, spec_from_json
 from codegen.target.arch import arch_number, runs_on
-from farm.errors import UsageError
+from farm.bundle.members import MANIFEST, Member, open_members
+from farm.errors import BundleError, UsageError
 
 if TYPE_CHECKING:
     from codegen.frontend.onnx.export.network import Network
 
-MANIFEST = "manifest.json"
 NETWORK = "network.onnx"
 """The model with each compiled layer as one node. Its large constants may be in CONSTANTS."""
 PLAN = "network.plan"
@@ -30,18 +28,15 @@ CONSTANTS = "network.constants"
 """Constants that the plan's steps read."""
 GLUE = "glue.ptx"
 """The kernels for the operators between the compiled layers."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the manifest, raised when a reader of the version before would be misled."""
 NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Cubin:
+class Cubin(Member):
     """A file with machine code of a layer, or with PTX that the driver compiles, and how to launch it."""
 
-    path: str
-    sha256: str
-    bytes: int
     arch: str
     """For PTX the virtual architecture, such as compute_80."""
     launch: Launch
@@ -96,24 +91,22 @@ class Bundle:
     """A bundle, read-only. Its files are read when they are needed."""
 
     def __init__(self, path: Path | str) -> None:
-        """Raises UsageError, one line that names the path, if that is not a bundle."""
+        """Raises BundleError, one line that names the path, if that is not a bundle."""
         self.path = Path(path)
-        self._folder = self.path.is_dir()
+        self._members = open_members(self.path)
+        self._text = self._members.manifest()
         try:
-            self.manifest: Mapping[str, Any] = json.loads(self._bytes(MANIFEST))
+            self.manifest: Mapping[str, Any] = json.loads(self._text)
             version = self.manifest["schema_version"]
             if version != SCHEMA_VERSION:
-                raise UsageError(
+                raise BundleError(
                     f"{self.path}: its manifest has version {version}, this program reads version {SCHEMA_VERSION}: "
                     "fetch it again with this version of farm"
                 )
             self._digest = str(self.manifest["sha256"])
             self.layers = layers_of(self.manifest["layers"])
-        except FileNotFoundError:
-            fault = f"it has no {MANIFEST}" if self.path.exists() else "it does not exist"
-            raise UsageError(f"{self.path} is not a bundle: {fault}. farm fetch writes one") from None
-        except (BadZipFile, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.path} is not a bundle ({error}): farm fetch writes one") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise BundleError(f"{self.path} is not a bundle ({error}): farm fetch writes one") from None
 
     @property
     def archs(self) -> tuple[str, ...]:
@@ -130,7 +123,7 @@ class Bundle:
 
     @property
     def network(self) -> Network:
-        """The model around the layers. Raises UsageError if the bundle has none or it is damaged."""
+        """The model around the layers. Raises UsageError if the bundle has none, BundleError if it is damaged."""
         if missing := self.missing:
             raise UsageError(
                 f"{self.path} is a partial bundle without a network: {missing[0]['name']} was not compiled "
@@ -142,52 +135,35 @@ class Bundle:
             )
         from codegen.frontend.onnx.export.network import read_network
 
-        return read_network(self.read(NETWORK, self.manifest["network"]["sha256"]), self.constants)
+        return read_network(self._members.read(_member(self.manifest["network"])), self.constants)
 
     def cubin(self, cubin: Cubin) -> bytes:
-        """A file's bytes, for cuModuleLoadData. Raises UsageError if it is missing or damaged."""
-        return self.read(cubin.path, cubin.sha256)
+        """A file's bytes, for cuModuleLoadData. Raises BundleError if it is missing or damaged."""
+        return self._members.read(cubin)
 
-    def read(self, name: str, sha256: str) -> bytes:
-        """The bytes of a file with that digest. Raises UsageError if it is missing or damaged."""
-        try:
-            data = self._bytes(name)
-        except FileNotFoundError:
-            raise UsageError(f"{self.path}: {name} is missing: fetch the bundle again") from None
-        except BadZipFile as error:
-            raise UsageError(f"{self.path}: {name} is damaged ({error}): fetch the bundle again") from None
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise UsageError(
-                f"{self.path}: {name} is damaged: its digest differs from the manifest's. Fetch the bundle again"
-            )
-        return data
-
-    def files(self) -> dict[str, str]:
-        """The digest of every file but the manifest, by name."""
-        found = {each.path: each.sha256 for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)}
+    def files(self) -> dict[str, Member]:
+        """Every file but the manifest, by its path."""
+        found: list[Member] = [each for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)]
         if self.has_network:
-            found[NETWORK] = self.manifest["network"]["sha256"]
-        return found | self._runtime_digests()
+            found.append(_member(self.manifest["network"]))
+        return {each.path: each for each in found} | self._runtime_files()
 
     @property
     def file_bytes(self) -> int:
         """Size of all existing files, unpacked, with the manifest."""
-        names = (MANIFEST, *self.files())
-        if self._folder:
-            return sum(path.stat().st_size for name in names if (path := self.path / name).is_file())
-        return sum(each.file_size for each in self._archive.infolist() if each.filename in names)
+        return sum(map(self._members.size, (MANIFEST, *self.files())))
 
     def damage(self) -> Sequence[str]:
         """A message for every file that is missing or damaged, the manifest among them."""
         found = []
-        if not is_whole(self._bytes(MANIFEST), self._digest):
+        if not is_whole(self._text, self._digest):
             found.append(
                 f"{self.path}: {MANIFEST} is damaged: its digest differs from the one in it. Fetch the bundle again"
             )
-        for name, sha256 in self.files().items():
+        for member in self.files().values():
             try:
-                self.read(name, sha256)
-            except UsageError as error:
+                self._members.read(member)
+            except BundleError as error:
                 found.append(str(error))
         return found
 
@@ -195,7 +171,7 @@ class Bundle:
     def plan(self) -> str:
         """The plan by which the network runs without a framework.
 
-        Raises UsageError if the bundle has none or one of another version.
+        Raises UsageError if the bundle has none or one of another version, BundleError if it is damaged.
         """
         text = self._runtime_file(PLAN)
         if not text:
@@ -222,25 +198,11 @@ class Bundle:
         return self._runtime_file(GLUE)
 
     def _runtime_file(self, name: str) -> bytes:
-        digest = self._runtime_digests().get(name)
-        return b"" if digest is None else self.read(name, digest)
+        member = self._runtime_files().get(name)
+        return b"" if member is None else self._members.read(member)
 
-    def _runtime_digests(self) -> dict[str, str]:
-        return {each["path"]: each["sha256"] for each in self.manifest.get("runtime", {"files": ()})["files"]}
-
-    def _bytes(self, name: str) -> bytes:
-        """Raises FileNotFoundError and BadZipFile."""
-        if self._folder:
-            return (self.path / name).read_bytes()
-        try:
-            return self._archive.read(name)
-        except KeyError:
-            raise FileNotFoundError(f"no {name} in it") from None
-
-    @cached_property
-    def _archive(self) -> ZipFile:
-        """The archive, open as long as the bundle, so that its directory is read once for hundreds of files."""
-        return ZipFile(self.path)
+    def _runtime_files(self) -> dict[str, Member]:
+        return {each["path"]: _member(each) for each in self.manifest.get("runtime", {"files": ()})["files"]}
 
 
 def with_digest(manifest: Mapping[str, Any]) -> bytes:
@@ -270,6 +232,10 @@ def _layer(value: Mapping[str, Any]) -> BundledLayer:
         value["weights"],
         value["rows_per_image"],
     )
+
+
+def _member(value: Mapping[str, Any]) -> Member:
+    return Member(value["path"], value["sha256"], value["bytes"])
 
 
 def _cubin(value: Mapping[str, Any], arch: str, launch: Launch) -> Cubin:

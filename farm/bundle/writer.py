@@ -17,8 +17,9 @@ from zipfile import ZipFile, ZipInfo
 from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, Linear, SkippedLayer
+from farm.bundle.members import MANIFEST
 from farm.bundle.ptx import KernelPtx
-from farm.bundle.reader import CONSTANTS, GLUE, MANIFEST, NETWORK, PLAN, SCHEMA_VERSION, layers_of, with_digest
+from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, SCHEMA_VERSION, layers_of, with_digest
 from farm.errors import BlobLostError, UsageError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Build, BuildResult, Job
@@ -124,7 +125,13 @@ def _network_entry(network: bytes) -> dict[str, Any]:
     def shown(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
         return [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in tensors]
 
-    return {"path": NETWORK, "sha256": blob_digest(network), "inputs": shown(inputs), "outputs": shown(outputs)}
+    return {
+        "path": NETWORK,
+        "sha256": blob_digest(network),
+        "bytes": len(network),
+        "inputs": shown(inputs),
+        "outputs": shown(outputs),
+    }
 
 
 def _manifest(

@@ -67,7 +67,10 @@ def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> Network
         entry["refused"] = str(error)
         lines.append(f"refused {error}")
     files[PLAN] = ("\n".join(lines) + "\n").encode()
-    listed = [{"path": name, "sha256": hashlib.sha256(data).hexdigest()} for name, data in sorted(files.items())]
+    listed = [
+        {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        for name, data in sorted(files.items())
+    ]
     return NetworkFiles(network, files, {"files": listed, **entry})
 
 

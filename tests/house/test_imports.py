@@ -28,6 +28,7 @@ FARM_LAYERS = (
     ("qualification.files",),
     ("ledger", "executors", "bundle.ptx"),
     ("cuda",),
+    ("bundle.members",),
     ("bundle.reader",),
     ("bundle.contents",),
     ("runtime",),

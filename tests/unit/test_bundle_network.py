@@ -38,6 +38,7 @@ def test_the_network_lies_beside_the_layers_with_its_inputs_and_outputs(tmp_path
     assert manifest["network"] == {
         "path": "network.onnx",
         "sha256": digest,
+        "bytes": (tmp_path / "out" / "network.onnx").stat().st_size,
         "inputs": [{"name": "input", "dtype": "float32", "shape": ["N", 1, 28, 28]}],
         "outputs": [{"name": "output", "dtype": "float32", "shape": ["N", 10]}],
     }

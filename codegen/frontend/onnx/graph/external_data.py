@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen.errors import CheckpointError
+from codegen.contained_file import open_contained
+from codegen.errors import CheckpointError, ContainedFileError
 
 
 @dataclass(frozen=True)
 class ExternalData:
     """A checked range of bytes in an external data file."""
 
-    path: Path
+    folder: Path
+    """The model's folder, links resolved."""
+    name: str
+    """Path relative to the folder, links resolved."""
     offset: int
     byte_count: int
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.name
 
     def read(self) -> bytes:
         """The bytes of the tensor. Raises CheckpointError if the file can no longer be read."""
         try:
-            with self.path.open("rb") as file:
+            with open_contained(self.folder, self.name) as file:
                 file.seek(self.offset)
                 return file.read(self.byte_count)
-        except OSError as error:
+        except (OSError, ContainedFileError) as error:
+            reason = (isinstance(error, OSError) and error.strerror) or error
             raise CheckpointError(
-                f"external data '{self.path.name}' cannot be read ({error.strerror}): check its permissions"
+                f"external data '{self.path.name}' cannot be read ({reason}): check its permissions"
             ) from error
 
 
@@ -46,22 +56,21 @@ def find_external_data(folder: Path, entries: Mapping[str, str], byte_count: int
     try:
         offset = int(entries.get("offset", "0"))
         length = int(entries["length"]) if "length" in entries else byte_count
-        target = (folder / location).resolve(strict=True)
+        root = folder.resolve()
+        target = (root / location).resolve(strict=True)
+        if not target.is_relative_to(root):
+            raise outside
+        name = str(target.relative_to(root))
+        with open_contained(root, name) as file:
+            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{where} is missing: put the file beside the model, where the export wrote it"
         ) from error
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # circular links; not a number or path
+    except ContainedFileError as error:
+        raise CheckpointError(f"{where} cannot be used: {error}. Export the model again") from error
+    except (OSError, RuntimeError, ValueError) as error:  # circular links; not a number or path
         raise CheckpointError(f"{where} cannot be used ({error}): export the model again") from error
-    if not target.is_relative_to(folder.resolve()):
-        raise outside
-    if not target.is_file():
-        raise CheckpointError(f"{where} is not a file: export the model again")
-    size = target.stat().st_size
     if length is None:
         length = size - offset
     if offset < 0 or length < 0 or offset + length > size:
@@ -69,4 +78,4 @@ def find_external_data(folder: Path, entries: Mapping[str, str], byte_count: int
             f"{where} has {size} bytes, but the model reads {length} from byte {offset}: "
             "the file was cut short or belongs to another model; copy or export both again"
         )
-    return ExternalData(target, offset, length)
+    return ExternalData(root, name, offset, length)
