@@ -19,7 +19,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import Assembler
 from codegen.selection.question import RankingQuestion
-from codegen.source_digest import code_of
+from codegen.source_digest import cuda_code, python_code
 
 SCHEMA = 1
 """Raised whenever the meaning of a stored template or cubin changes."""
@@ -101,6 +101,8 @@ class TemplateKey(Key):
     """Digest of GENERATOR_SOURCES."""
     compiler: str
     """Version of nvcc."""
+    compiler_digest: str
+    """Digest of cicc, libdevice and the CUDA headers, which nvcc's version does not determine."""
     flags: tuple[str, ...]
     virtual_arch: str
 
@@ -110,6 +112,7 @@ class TemplateKey(Key):
             "schema": str(SCHEMA),
             "generator": self.generator_digest,
             "compiler": self.compiler,
+            "compiler_files": self.compiler_digest,
             "flags": json.dumps(self.flags),
             "virtual_arch": self.virtual_arch,
             **_spec_fields(self.spec),
@@ -216,15 +219,18 @@ class RankingKey(Key):
         }
 
 
-def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str) -> TemplateKey:
-    """The key of the template that this program makes with this version of nvcc, computed without making it."""
+def template_key(
+    spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: str, compiler_digest: str
+) -> TemplateKey:
+    """The key of the template that this program makes with this version of nvcc and these files of its toolkit."""
     from codegen.ptx.template import NVCC_FLAGS  # imports NumPy, which the ledger's record keys do not need
 
     return TemplateKey(
         spec=spec,
         tiling=tiling,
-        generator_digest=_digest_of(GENERATOR_SOURCES),
+        generator_digest=code_digest(GENERATOR_SOURCES),
         compiler=compiler,
+        compiler_digest=compiler_digest,
         flags=NVCC_FLAGS,
         virtual_arch=virtual_arch,
     )
@@ -232,19 +238,19 @@ def template_key(spec: LayerSpec, tiling: Tiling, virtual_arch: str, compiler: s
 
 def ranking_key(question: RankingQuestion) -> RankingKey:
     """The key of the cost model's answer to a question."""
-    return RankingKey(question, _digest_of(RANKING_SOURCES))
+    return RankingKey(question, code_digest(RANKING_SOURCES))
 
 
 def skeleton_key(template: str, arch: str, options: tuple[str, ...], assembler: str) -> SkeletonKey:
     """The key of a template's skeleton by this version of ptxas; `template` is a digest."""
-    return SkeletonKey(template, assembler, arch, options, _digest_of(MACHINE_SOURCES))
+    return SkeletonKey(template, assembler, arch, options, code_digest(MACHINE_SOURCES))
 
 
 def patch_template_key(
     template: str, mask: str, part: Part, arch: str, options: tuple[str, ...], assembler: str
 ) -> PatchTemplateKey:
     """The key of a mask's patch template by this version of ptxas; `template` and `mask` are digests."""
-    return PatchTemplateKey(template, assembler, arch, options, mask, part, _digest_of(PATCH_SOURCES))
+    return PatchTemplateKey(template, assembler, arch, options, mask, part, code_digest(PATCH_SOURCES))
 
 
 def cubin_key(
@@ -263,11 +269,11 @@ def cubin_key(
         template=template,
         weights=weights,
         part=part,
-        rewriter_digest=_digest_of(REWRITER_SOURCES),
+        rewriter_digest=code_digest(REWRITER_SOURCES),
         assembler=assembler,
         arch=arch,
         options=options,
-        machine_digest="" if sources is None else _digest_of(sources),
+        machine_digest="" if sources is None else code_digest(sources),
     )
 
 
@@ -279,17 +285,15 @@ def _spec_fields(spec: LayerSpec) -> dict[str, str]:
     return {f"spec.{name}": json.dumps(value) for name, value in spec.to_json().items()}
 
 
-@cache
 def assembler_digest() -> str:
-    """Digest of the assembler's code without comments and docstrings, which qualifications record."""
+    """Digest of the assembler's code, which qualifications record."""
     return code_digest(ASSEMBLER_SOURCES)
 
 
+@cache
 def code_digest(sources: tuple[str, ...]) -> str:
-    """Digest of sources: Python without comments and docstrings, CUDA as it is."""
-    root = Path(str(files("codegen")))
-    texts = {path: (root / path).read_text() for path in source_files(sources)}
-    return digest_fields({str(path): code_of(text) if path.suffix == ".py" else text for path, text in texts.items()})
+    """Digest of the code in these sources, which comments and docstrings are not part of."""
+    return digest_fields({str(path): _code_in(path) for path in source_files(sources)})
 
 
 def source_files(sources: tuple[str, ...]) -> list[Path]:
@@ -300,6 +304,7 @@ def source_files(sources: tuple[str, ...]) -> list[Path]:
 
 
 @cache
-def _digest_of(sources: tuple[str, ...]) -> str:
-    root = Path(str(files("codegen")))
-    return digest_fields({str(path): (root / path).read_text() for path in source_files(sources)})
+def _code_in(path: Path) -> str:
+    """Code of a source file of codegen/, read once for all digests that cover it."""
+    text = Path(str(files("codegen")), path).read_text()
+    return python_code(text) if path.suffix == ".py" else cuda_code(text)

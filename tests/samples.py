@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen import keys
 from codegen.ir.checkpoint import Checkpoint, Layer, Weights
 from codegen.ir.launch import GridSize, Launch
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, LayerSpec, Linear, SkippedLayer
@@ -56,5 +57,12 @@ def fixed_toolchain(nvcc: str = "13.0.88", ptxas: str = "13.0.88") -> Toolchain:
     """Its versions are given, so that nothing has to be asked."""
     toolchain = Toolchain(Path("/nowhere/nvcc"), Path("/nowhere/ptxas"))
     known = {"nvcc_version": nvcc, "ptxas_version": ptxas, "archs": ("sm_75", "sm_80", "sm_90", "sm_120")}
+    known |= {"cuda_root": Path("/nowhere"), "compiler_digest": "e" * 64}
     vars(toolchain).update(known)
     return toolchain
+
+
+def clear_code_digests() -> None:
+    """Makes this process read the sources of codegen/ again for its next key."""
+    keys.code_digest.cache_clear()
+    keys._code_in.cache_clear()

@@ -52,7 +52,8 @@ def shared_template(
 ) -> Template:
     """As `make_template` makes it, with the pinned tools unless others are given."""
     tools = toolchain or find_toolchain()
-    key = replace(template_key(spec, tiling, virtual_arch, tools.nvcc_version), generator_digest=_generator())
+    made_by = template_key(spec, tiling, virtual_arch, tools.nvcc_version, tools.compiler_digest)
+    key = replace(made_by, generator_digest=_generator())
     ptx = shared(f"{key.digest}.ptx", lambda: make_template(spec, tiling, virtual_arch, tools, LIMITS).ptx.encode())
     return Template.from_ptx(ptx.decode())
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from codegen.errors import ToolCancelled, ToolchainError, ToolCrashed, ToolError, ToolOutOfMemory, ToolTimeout
+from codegen.toolchain import compiler_files
 from codegen.toolchain.cpu_slots import cpu_slot
 from codegen.toolchain.temp_folders import lock_of
 
@@ -222,6 +223,10 @@ class ToolFacts:
     nvcc_version: str
     ptxas_version: str
     archs: tuple[str, ...]
+    cuda_root: Path
+    """Folder of the toolkit that nvcc belongs to."""
+    compiler_digest: str
+    """Digest of cicc, libdevice and the CUDA headers."""
 
 
 @dataclass(frozen=True)
@@ -247,14 +252,29 @@ class Toolchain:
         """The real architectures that ptxas assembles for, oldest first."""
         return self.known.archs if self.known else _archs(self.ptxas)
 
+    @cached_property
+    def cuda_root(self) -> Path:
+        """Folder of the toolkit that nvcc belongs to; a script in nvcc's place is asked."""
+        if self.known:
+            return self.known.cuda_root
+        return compiler_files.root_beside(self.nvcc) or compiler_files.root_in_dry_run(_dry_run(self.nvcc))
+
+    @cached_property
+    def compiler_digest(self) -> str:
+        """Digest of cicc, libdevice and the CUDA headers, which come in wheels of their own."""
+        return self.known.compiler_digest if self.known else compiler_files.digest_of(self.cuda_root)
+
     @property
     def facts(self) -> ToolFacts:
         """The facts to store for later."""
-        return ToolFacts(self.nvcc_version, self.ptxas_version, self.archs)
+        return ToolFacts(self.nvcc_version, self.ptxas_version, self.archs, self.cuda_root, self.compiler_digest)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 in hex over the tools' paths, sizes and times; facts stored under an equal fingerprint still hold."""
+        """SHA-256 in hex over the tools' paths, sizes and times.
+
+        Facts stored under an equal fingerprint still hold if the stamp of their `cuda_root` is unchanged too.
+        """
         files = [(str(tool), tool.stat().st_size, tool.stat().st_mtime_ns) for tool in (self.nvcc, self.ptxas)]
         return hashlib.sha256(repr(files).encode()).hexdigest()
 
@@ -264,7 +284,11 @@ class Toolchain:
         # A literal prefix is searched at memory speed, so the lookbehind comes after it.
         archs = set(re.findall(rb"sm_(?<!\wsm_)\d+[a-z]?(?!\w)", _bytes(self.ptxas)))
         nvcc, ptxas = (found and found[1].decode() for found in versions)
-        return ToolFacts(nvcc, ptxas, _in_order(arch.decode() for arch in archs)) if nvcc and ptxas and archs else None
+        root = compiler_files.root_beside(self.nvcc)
+        if not (nvcc and ptxas and archs and root):
+            return None
+        digest = compiler_files.digest_of(root)
+        return ToolFacts(nvcc, ptxas, _in_order(arch.decode() for arch in archs), root, digest)
 
 
 def _bytes(tool: Path) -> mmap.mmap:
@@ -282,6 +306,13 @@ def _archs(ptxas: Path) -> tuple[str, ...]:
 
 def _in_order(archs: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(archs, key=lambda name: (int(re.sub(r"\D", "", name)), name)))
+
+
+def _dry_run(nvcc: Path) -> str:
+    """nvcc's folders and commands for an empty source, none of which it runs."""
+    return run_tool(
+        [nvcc, "--dryrun", "-ptx", "-x", "cu", "/dev/null", "-o", "/dev/null"], limits=ToolLimits(30)
+    ).stderr
 
 
 def _version(tool: Path) -> str:

@@ -16,6 +16,7 @@ _DIGESTS = {
     "machine": "this program's assembler",
     "generator": "this program's template generator",
     "operator": "the sources of the operator",
+    "compiler_files": "cicc or the CUDA headers",
 }
 """Fields that are digests, of which only a difference is shown."""
 _NAMES = {

@@ -62,7 +62,7 @@ def plan(
 
     @cache
     def template_of(spec: LayerSpec, tiling: Tiling, virtual: str) -> tuple[TemplateKey, TemplateRequest]:
-        key = template_key(spec, tiling, virtual, toolchain.nvcc_version)
+        key = template_key(spec, tiling, virtual, toolchain.nvcc_version, toolchain.compiler_digest)
         seconds = nvcc_seconds(spec, tiling) or NVCC_MOST_SECONDS
         return key, TemplateRequest(spec, tiling, virtual, key.digest, template_cost(spec, tiling), seconds=seconds)
 

@@ -243,10 +243,13 @@ class Worker:
 
     def _check_template(self, request: TemplateRequest) -> None:
         """Raises NoWorkerError if this worker's template would not be the one that the key identifies."""
-        key = template_key(request.spec, request.tiling, request.virtual_arch, self._toolchain.nvcc_version)
+        tools = self._toolchain
+        key = template_key(
+            request.spec, request.tiling, request.virtual_arch, tools.nvcc_version, tools.compiler_digest
+        )
         if key.digest != request.key:
             raise NoWorkerError(
-                f"this worker's nvcc ({self._toolchain.nvcc_version}) or program version differs from the "
+                f"this worker's nvcc ({tools.nvcc_version}), cicc, CUDA headers or program version differs from the "
                 "coordinator's: install the same one on both"
             )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from codegen.errors import MachineCodeError
+from codegen.toolchain.compiler_files import stamp_of
 from codegen.toolchain.tools import Toolchain, ToolFacts
 from farm.errors import StoreError
 from farm.store.contract import Record, Store
@@ -54,9 +56,15 @@ def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
         return replace(toolchain, known=known)
     key, facts = toolchain.fingerprint, toolchain.facts
     with suppress(StoreError):  # a read-only store may still have all cubins
-        store.put_record(
-            TOOLS_STAGE, key, {"nvcc": facts.nvcc_version, "ptxas": facts.ptxas_version, "archs": list(facts.archs)}
-        )
+        record = {
+            "nvcc": facts.nvcc_version,
+            "ptxas": facts.ptxas_version,
+            "archs": list(facts.archs),
+            "cuda_root": str(facts.cuda_root),
+            "stamp": stamp_of(facts.cuda_root),
+            "compiler_files": facts.compiler_digest,
+        }
+        store.put_record(TOOLS_STAGE, key, record)
     return replace(toolchain, known=facts)
 
 
@@ -68,11 +76,12 @@ def unasked_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:
 def _recorded_facts(toolchain: Toolchain, store: Store) -> ToolFacts | None:
     record = store.get_record(TOOLS_STAGE, toolchain.fingerprint)
     try:
-        if record is not None:
-            return ToolFacts(str(record["nvcc"]), str(record["ptxas"]), tuple(map(str, record["archs"])))
-    except (KeyError, TypeError):
-        pass  # unreadable: ask the tools
-    return None
+        if record is None or stamp_of(root := Path(str(record["cuda_root"]))) != record["stamp"]:
+            return None
+        archs = tuple(map(str, record["archs"]))
+        return ToolFacts(str(record["nvcc"]), str(record["ptxas"]), archs, root, str(record["compiler_files"]))
+    except (KeyError, TypeError, ValueError, OSError):
+        return None  # unreadable: ask the tools
 
 
 class RefusableStage:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from codegen.toolchain.tools import ToolFacts, find_toolchain
+from codegen.toolchain.tools import find_toolchain
 from farm.api import Farm
 from farm.config.settings import Settings
 from farm.errors import NoWorkerError
@@ -64,7 +64,8 @@ def test_both_machines_get_work_once_their_tools_are_checked(nodes: TwoNodes) ->
 
 def test_a_machine_with_other_tools_than_the_plans_gets_no_work_and_says_why(nodes: TwoNodes) -> None:
     settings = nodes.settings
-    other = replace(find_toolchain(), known=ToolFacts("13.0.88", "12.9.1", ("sm_90",)))
+    tools = find_toolchain()
+    other = replace(tools, known=replace(tools.facts, ptxas_version="12.9.1"))
     with (
         open_executor(settings, open_store(settings), other) as executor,
         pytest.raises(NoWorkerError, match=r"its ptxas is 13\.0\.88, the coordinator's is 12\.9\.1"),

@@ -20,7 +20,7 @@ from cli.main import run
 from codegen.errors import DeviceError, ToolError
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.model_zoo import lenet5, write_network
-from codegen.toolchain.tools import ToolFacts, find_toolchain
+from codegen.toolchain.tools import find_toolchain
 from farm.api import Farm
 from farm.bench.layers import benchmark
 from farm.bench.layers.results import read_results
@@ -242,7 +242,8 @@ def test_ray_says_nothing_of_it_on_stdout_and_the_machine_can_be_used_again(site
 
 
 def test_a_machine_with_other_tools_gets_no_work_and_says_why(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = replace(find_toolchain(), known=ToolFacts("13.0.88", "12.9.1", ("sm_90",)))
+    tools = find_toolchain()
+    other = replace(tools, known=replace(tools.facts, ptxas_version="12.9.1"))
     monkeypatch.setattr(cluster_gpu, "find_toolchain", lambda *_: other)
     with (
         pytest.raises(NoWorkerError, match=r"its ptxas is 13\.0\.88, the coordinator's is 12\.9\.1"),

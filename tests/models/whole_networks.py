@@ -52,7 +52,10 @@ class PlannedNetwork:
     def template_keys(self) -> set[str]:
         """What nvcc has to compile for the network, by the keys under which the farm keeps it."""
         keys = (
-            template_key(build.spec, build.tiling, VIRTUAL_ARCH, _toolchain().nvcc_version) for _, build in self.layers
+            template_key(
+                build.spec, build.tiling, VIRTUAL_ARCH, _toolchain().nvcc_version, _toolchain().compiler_digest
+            )
+            for _, build in self.layers
         )
         return {key.digest for key in keys}
 

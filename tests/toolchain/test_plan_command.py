@@ -92,13 +92,18 @@ def test_the_tools_files_say_of_them_what_they_say_themselves(monkeypatch: pytes
     assert found is not None
     assert (found.nvcc_version, found.ptxas_version) == (tools.nvcc_version, tools.ptxas_version)
     assert set(tools.archs) <= set(found.archs)
+    assert (found.cuda_root, found.compiler_digest) == (tools.cuda_root, tools.compiler_digest)
 
 
 def test_part_of_a_longer_word_in_a_tools_file_is_no_architecture(tmp_path: Path) -> None:
+    root = find_toolchain().cuda_root
+    for name in ("nvvm", "include"):
+        (tmp_path / name).symlink_to(root / name)
+    (tmp_path / "bin").mkdir()
     for tool in ("nvcc", "ptxas"):
-        (tmp_path / tool).write_bytes(b"sm_80\0my_sm_91 sm_90x1 .sm_90a. release 13.0, V13.0.88")
-        (tmp_path / tool).chmod(0o755)
-    found = find_toolchain(tmp_path / "nvcc").facts_in_files()
+        (tmp_path / "bin" / tool).write_bytes(b"sm_80\0my_sm_91 sm_90x1 .sm_90a. release 13.0, V13.0.88")
+        (tmp_path / "bin" / tool).chmod(0o755)
+    found = find_toolchain(tmp_path / "bin" / "nvcc").facts_in_files()
     assert found is not None
     assert found.archs == ("sm_80", "sm_90a")
 

@@ -59,6 +59,14 @@ def test_the_wheels_are_found_and_say_the_pinned_versions(toolchain: Toolchain) 
     assert toolchain.nvcc_version == toolchain.ptxas_version == "13.0.88"
 
 
+def test_the_toolkit_of_a_wrapper_script_is_the_one_behind_it(toolchain: Toolchain, tmp_path: Path) -> None:
+    script = tmp_path / "nvcc"
+    script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(toolchain.nvcc))} "$@"\n')
+    script.chmod(0o755)
+    wrapped = find_toolchain(script, toolchain.ptxas)
+    assert (wrapped.cuda_root, wrapped.compiler_digest) == (toolchain.cuda_root, toolchain.compiler_digest)
+
+
 def test_the_wheels_are_found_though_the_path_has_other_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvcc", "ptxas"):
         (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")

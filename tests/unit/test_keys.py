@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import io
+import re
+import tokenize
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -49,12 +52,15 @@ from codegen.keys import (
 )
 from codegen.sass.qualification import Assembler
 from codegen.selection.question import RankingQuestion
+from codegen.source_digest import cuda_code, python_code
+from tests.samples import clear_code_digests
 
 TEMPLATE = TemplateKey(
     spec=Conv2d(64, 56, 48, 32, 3, 5, stride=(1, 2), padding=(1, 2, 1, 2)),
     tiling=Tiling("conv2d", 32, 4, 1, 16, 8, 2),
     generator_digest="a" * 64,
     compiler="13.0.88",
+    compiler_digest="e" * 64,
     flags=("-ptx", "-O3"),
     virtual_arch="compute_80",
 )
@@ -71,6 +77,7 @@ CUBIN = CubinKey(
 TEMPLATE_CHANGES: dict[str, Any] = {
     "generator_digest": "f" * 64,
     "compiler": "13.0.89",
+    "compiler_digest": "f" * 64,
     "flags": ("-O3", "-ptx"),
     "virtual_arch": "compute_75",
 }
@@ -127,7 +134,7 @@ TILING_CHANGES: dict[str, Any] = {
 
 def test_the_digests_of_known_keys_are_these() -> None:
     # A change here is a change of every key in every store: raise codegen.keys.SCHEMA with it, on purpose.
-    assert TEMPLATE.digest == "a6d2f5a6b33c7b9e68492c221d49672786167394077eb34b15a502de087cd309"
+    assert TEMPLATE.digest == "c66a30b0142283c8a2d4a20b00ccd78fe4fc33f529119d420f73b23484293628"
     assert CUBIN.digest == "a3906761c8bfbb9208f40ca401d1afa7b2be60163e0c2dcad08b3e076775a039"
 
 
@@ -211,6 +218,7 @@ CODEGEN = Path(codegen.__file__).parent
 SHAPES_NO_BYTES = {
     "errors.py": "says what went wrong",
     "sass/qualification.py": "who assembles, which the key says",
+    "toolchain/compiler_files.py": "digests of the compiler's files, which the key has",
     "toolchain/cpu_slots.py": "which core a tool runs on",
     "toolchain/temp_folders.py": "temporary folders; what is in them the tools' callers decide",
     "toolchain/tools.py": "runs what it is given, in an environment without anything that a tool reads",
@@ -313,18 +321,81 @@ def test_modules_that_only_run_tools_are_listed_here() -> None:
     assert {Path(name) for name in SHAPES_NO_BYTES} <= stages
 
 
+ALL_SOURCES = tuple(str(path.relative_to(CODEGEN)) for path in sorted(CODEGEN.rglob("*.py")))
+
+
+def keys_with(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[str], str]) -> tuple[str, str]:
+    """The keys of a template and a cubin after a change of one source."""
+    read_text = Path.read_text
+    clear_code_digests()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            Path, "read_text", lambda path: change(read_text(path)) if path == CODEGEN / name else read_text(path)
+        )
+        template = template_key(TEMPLATE.spec, TEMPLATE.tiling, "compute_80", "13.0.88", "e" * 64).digest
+        found = template, cubin_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88").digest
+    clear_code_digests()
+    return found
+
+
 @pytest.mark.parametrize("name", [str(path) for path in source_files(REWRITER_SOURCES)])
 def test_a_change_of_any_source_changes_the_keys_of_its_stage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def keys() -> tuple[str, str]:
-        codegen.keys._digest_of.cache_clear()
-        template = template_key(TEMPLATE.spec, TEMPLATE.tiling, "compute_80", "13.0.88").digest
-        return template, cubin_key("b" * 64, "c" * 64, Part(0, 4), "sm_90", ("-O3",), "13.0.88").digest
-
-    read_text = Path.read_text
-    before = keys()
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_text", lambda path: read_text(path) + "x" * (path == CODEGEN / name))
-        after = keys()
-    assert keys() == before
+    before = keys_with(monkeypatch, name, lambda text: text)
+    after = keys_with(monkeypatch, name, lambda text: text + "x")
     of_template = Path(name) in source_files(GENERATOR_SOURCES)
     assert [a == b for a, b in zip(before, after, strict=True)] == [not of_template, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "comment"),
+    [
+        ("kernels/conv2d.py", '# why\n"""A string\nof its own."""\n'),
+        ("ptx/rewrite.py", '\n"""Another docstring."""  # noqa\n'),
+        ("kernels/cuda/conv2d.cu", "// why\n/* in two\nlines */\n"),
+    ],
+)
+def test_comments_and_docstrings_change_no_key(name: str, comment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = keys_with(monkeypatch, name, lambda text: text)
+    assert keys_with(monkeypatch, name, lambda text: comment + text + "\n" + comment) == before
+
+
+def parsed_code(source: str) -> str:
+    """The lines of a source that are neither comments nor statements that are strings, by Python's own parsers."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
+@pytest.mark.parametrize("name", ALL_SOURCES)
+def test_the_code_of_every_source_is_what_pythons_parser_finds(name: str) -> None:
+    source = (CODEGEN / name).read_text()
+    assert python_code(source) == parsed_code(source)
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ('asm("// farm.group %0"); // why', 'asm("// farm.group %0");'),
+        ("int a; /* b\nc */ int d;\n\n", "int a;  int d;"),
+        ("char a = '\"'; // \"", "char a = '\"';"),
+        ("// a \\\n still a comment\nint b;", "int b;"),
+    ],
+)
+def test_cuda_code_keeps_strings_and_drops_comments(source: str, code: str) -> None:
+    assert cuda_code(source) == code
+
+
+def test_the_kernels_include_no_cuda_header_of_their_own() -> None:
+    # codegen.toolchain.compiler_files follows the one that nvcc includes into every source.
+    included = {
+        name
+        for path in CODEGEN.rglob("*.cu*")
+        for name in re.findall(r'#\s*include\s*[<"]([^>"]+)[>"]', path.read_text())
+    }
+    own = {path.name for path in CODEGEN.rglob("*.cuh")}
+    assert included - own == {"accumulate.h", "body.h", "copies.h", "epilogue.h", "parameters.h"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from codegen.ir.tiling import Part, Tiling
 from farm.executors.ray.nodes import Node, NodeFacts, Nodes
 from farm.worker.messages import CubinRequest, TemplateRequest
-from tests.samples import SMALL
+from tests.samples import SMALL, fixed_toolchain
 
 GIB = 2**30
 TEMPLATE = TemplateRequest(SMALL, Tiling("conv2d", 8, 8, 1, 4, 3, 2), "compute_80", "11" * 32, 100)
@@ -83,11 +83,12 @@ def test_requested_memory_grows_in_powers_of_two_with_cost_and_after_out_of_memo
 
 
 def test_a_node_names_the_version_that_differs() -> None:
-    here = NodeFacts.here("13.0.88", "13.0.88")
+    here = NodeFacts.here(fixed_toolchain())
     assert here.difference(here) == ""
     difference = replace(here, ptxas="12.9.1").difference(here)
     assert difference.startswith("its ptxas is 12.9.1, the coordinator's is 13.0.88")
     assert "nvcc" in replace(here, nvcc="12.9.1").difference(here)
+    assert "cicc or CUDA headers differ" in replace(here, compiler="0" * 64).difference(here)
     assert "program version" in replace(here, program="0" * 64).difference(here)
 
 

@@ -11,7 +11,7 @@ from codegen.ir.layer_spec import Conv2d, DataType
 from codegen.ir.tiling import Tiling
 from codegen.keys import ASSEMBLER_SOURCES, MACHINE_SOURCES, assembler_digest, source_files
 from codegen.sass.qualification import Assembler, AssemblerChoice, assembler_for
-from codegen.source_digest import code_of
+from codegen.source_digest import python_code
 from farm.errors import UsageError
 from farm.qualification import files
 from farm.qualification.files import document_of, read_records
@@ -90,8 +90,8 @@ def test_the_digest_covers_the_assembler_alone() -> None:
 def test_code_makes_a_record_stale_and_comments_do_not() -> None:
     plain = 'def f(x):\n    return "# no comment" + x\n'
     documented = 'def f(x):  # why\n    """What f is,\n    in two lines."""\n\n    return "# no comment" + x\n'
-    assert code_of('"""What it is."""\n' + documented) == code_of(plain)
-    assert code_of(plain.replace("+ x", "+ x + x")) != code_of(plain)
+    assert python_code('"""What it is."""\n' + documented) == python_code(plain)
+    assert python_code(plain.replace("+ x", "+ x + x")) != python_code(plain)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_code_makes_a_record_stale_and_comments_do_not() -> None:
     ["x = '#'", 'x = "it\'s # one"', r"x = '\'# one'", 'x = f"{y:#x}"', "x = '''a\n# b\n'''", r"x = r'\\'", "x = (y)"],
 )
 def test_what_looks_like_a_comment_within_a_string_is_code(line: str) -> None:
-    assert code_of(f"{line}  # why\nz = x  # 'too'\n") == f"{line}\nz = x"
+    assert python_code(f"{line}  # why\nz = x  # 'too'\n") == f"{line}\nz = x"
 
 
 def test_a_record_comes_back_from_its_file() -> None:

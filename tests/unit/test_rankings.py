@@ -28,7 +28,7 @@ from farm.store.memory import MemoryStore
 from farm.testing import laptop_farm
 from farm.tuning.book import TuningBook
 from farm.tuning.rankings import RANKING_STAGE, KeptRankings
-from tests.samples import SMALL, checkpoint, fixed_toolchain, layer
+from tests.samples import SMALL, checkpoint, clear_code_digests, fixed_toolchain, layer
 from tests.tuning_samples import other_tiling, record
 
 LAYER = layer()
@@ -122,12 +122,12 @@ def test_a_change_of_the_cost_models_sources_works_it_out_again(
 ) -> None:
     store, read_text, changed = MemoryStore(), Path.read_text, Path(codegen.__file__).parent / name
     chosen(KeptRankings(store))
-    codegen.keys._digest_of.cache_clear()
+    clear_code_digests()
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_text", lambda path: read_text(path) + "x" * (path == changed))
         chosen(KeptRankings(store))
     assert len(worked_out) == 4
-    codegen.keys._digest_of.cache_clear()
+    clear_code_digests()
     chosen(KeptRankings(store))
     assert len(worked_out) == 4
 

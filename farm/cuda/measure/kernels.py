@@ -167,7 +167,8 @@ class KernelPool:
             parts = choose_parts(spec, tiling, nonzeros)
             newest = needs_clusters(tiling) or (tiling.listed and has_clusters(self._arch))  # listed: they may overlap
             virtual = virtual_arch(self._arch, clusters=newest)
-            key = template_key(spec, tiling, virtual, self._toolchain.nvcc_version).digest
+            tools = self._toolchain
+            key = template_key(spec, tiling, virtual, tools.nvcc_version, tools.compiler_digest).digest
             template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())

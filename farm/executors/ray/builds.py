@@ -269,7 +269,7 @@ class ClusterExecutor(Executor):
         if not self._checks:
             return
         ready, _ = self._ray.wait(list(self._checks), num_returns=len(self._checks), timeout=0)
-        wanted = NodeFacts.here(self._toolchain.nvcc_version, self._toolchain.ptxas_version)
+        wanted = NodeFacts.here(self._toolchain)
         for reference in ready:
             self._checks.pop(reference).reason = self._connection.difference(reference, wanted)
 

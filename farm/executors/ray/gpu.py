@@ -138,7 +138,7 @@ class ClusterGpuHost(GpuHost):
             return
         nvcc, ptxas = self._settings.nvcc, self._settings.ptxas
         tools = find_toolchain(nvcc, ptxas)
-        wanted = NodeFacts.here(tools.nvcc_version, tools.ptxas_version)
+        wanted = NodeFacts.here(tools)
         ask = self._ray.remote(num_cpus=0, max_retries=0)(node_facts)
         asked = {ask.options(scheduling_strategy=self._connection.on(node)).remote(nvcc, ptxas): node for node in new}
         answered, _ = self._ray.wait(list(asked), num_returns=len(asked), timeout=CHECK_SECONDS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from codegen.errors import CodegenError
-from codegen.toolchain.tools import find_toolchain
+from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.build_id import program_digest
 from farm.executors.contract import UNCHECKED, WorkerState
 from farm.worker.messages import Request
@@ -23,13 +23,15 @@ class NodeFacts:
 
     nvcc: str
     ptxas: str
+    compiler: str
+    """Digest of cicc and the CUDA headers."""
     program: str
     """Digest of the program's sources."""
 
     @staticmethod
-    def here(nvcc: str, ptxas: str) -> NodeFacts:
-        """Facts of this machine with given tool versions."""
-        return NodeFacts(nvcc, ptxas, program_digest())
+    def here(tools: Toolchain) -> NodeFacts:
+        """Facts of this machine with these tools."""
+        return NodeFacts(tools.nvcc_version, tools.ptxas_version, tools.compiler_digest, program_digest())
 
     def difference(self, wanted: NodeFacts) -> str:
         """Why a node with these facts cannot do the work; empty if it can."""
@@ -39,14 +41,15 @@ class NodeFacts:
             mine, theirs = getattr(self, name), getattr(wanted, name)
             if mine != theirs:
                 return f"its {name} is {mine}, the coordinator's is {theirs}: install the same one on both"
+        if self.compiler != wanted.compiler:
+            return "its cicc or CUDA headers differ from the coordinator's: install the same ones on both"
         return ""
 
 
 def node_facts(nvcc: Path | None, ptxas: Path | None) -> NodeFacts | str:
     """Check of a node, run there: its facts, or why it cannot do any work."""
     try:
-        toolchain = find_toolchain(nvcc, ptxas)
-        return NodeFacts.here(toolchain.nvcc_version, toolchain.ptxas_version)
+        return NodeFacts.here(find_toolchain(nvcc, ptxas))
     except CodegenError as error:
         return str(error)
 
