@@ -44,12 +44,12 @@ def run_bundle(
     from farm.bundle.reader import Bundle
     from farm.runtime.emulated import run_bundle as emulated
     from farm.runtime.network import Network
-    from farm.runtime.plan import read_plan
+    from farm.runtime.plan_text import plan_of
 
     opened = Bundle(bundle)
     arrays = read_arrays(inputs)
     if emulate:
-        plan = read_plan(opened.plan)
+        plan = plan_of(opened)
         where, ports, made = "the emulator", plan.outputs, emulated(opened, arrays)
     else:
         with Network(opened, device) as network:

@@ -22,7 +22,7 @@ NETWORK = "network.onnx"
 """The model with each compiled layer as one node. Its large constants may be in CONSTANTS."""
 PLAN = "network.plan"
 """The plan by which the network runs without a framework."""
-PLAN_FORMAT = "farm-plan 1"
+PLAN_FORMAT = "farm-plan 2"
 """First line of a plan; its number is raised when the format changes."""
 CONSTANTS = "network.constants"
 """Constants that the plan's steps read."""
@@ -168,10 +168,10 @@ class Bundle:
         return found
 
     @property
-    def plan(self) -> str:
-        """The plan by which the network runs without a framework.
+    def plan(self) -> bytes:
+        """The text of the plan by which the network runs without a framework.
 
-        Raises UsageError if the bundle has none or one of another version, BundleError if it is damaged.
+        Raises UsageError if the bundle has none, BundleError if it is damaged.
         """
         text = self._runtime_file(PLAN)
         if not text:
@@ -179,13 +179,7 @@ class Bundle:
                 f"{self.path} has no {PLAN}: it is a partial bundle, or its job kept no network. "
                 "Compile an ONNX model, then farm fetch"
             )
-        plan = text.decode()
-        if plan.partition("\n")[0] != PLAN_FORMAT:
-            raise UsageError(
-                f"{self.path}: its {PLAN} has another version than {PLAN_FORMAT}: "
-                "fetch the bundle again with this version of farm"
-            )
-        return plan
+        return text
 
     @property
     def constants(self) -> bytes:

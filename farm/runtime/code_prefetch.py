@@ -10,8 +10,7 @@ from farm.bundle.reader import BundledLayer
 from farm.cuda.driver import call, new_event, new_stream
 from farm.cuda.module import LoadedPart
 from farm.cuda.prefetch import GpuLimits, Prefetches, estimate_layer, plan_prefetches, prefetcher_for
-from farm.runtime.plan import LayerStep
-from farm.runtime.planner import ELEMENT_BYTES
+from farm.runtime.plan import ELEMENT_BYTES, LayerStep
 
 
 class CodePrefetch:

@@ -13,7 +13,8 @@ from codegen.ir.launch import Launch
 from farm.bundle.reader import Bundle
 from farm.errors import UsageError
 from farm.runtime.glue_kernels import glue_ptx
-from farm.runtime.plan import Argument, LayerStep, Place, Plan, Rows, read_plan
+from farm.runtime.plan import Argument, LayerStep, Place, Plan, Rows
+from farm.runtime.plan_text import plan_of
 
 Array = NDArray[Any]
 Kernels = Mapping[str, Sequence[tuple[bytes, Launch]]]
@@ -79,7 +80,7 @@ def run_emulated(
 
 def run_bundle(bundle: Bundle, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a bundle's network. Raises UsageError if the bundle has no PTX for the emulator."""
-    plan = read_plan(bundle.plan)
+    plan = plan_of(bundle)
     return run_emulated(plan, layer_ptx(bundle, plan), bundle.constants, inputs)
 
 

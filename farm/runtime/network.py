@@ -21,7 +21,9 @@ from farm.cuda.module import LoadedPart, Module, launch
 from farm.cuda.prefetch import GpuLimits
 from farm.errors import UsageError
 from farm.runtime.code_prefetch import CodePrefetch
-from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step, read_plan
+from farm.runtime.glue_kernels import check_arguments
+from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step
+from farm.runtime.plan_text import plan_of
 
 ALIGNMENT_BYTES = 16
 """Alignment of all pointers."""
@@ -48,10 +50,7 @@ class Network:
 
     def __init__(self, bundle: Bundle, device: int = 0) -> None:
         self._bundle = bundle
-        try:
-            self.plan = read_plan(bundle.plan)
-        except UsageError as error:
-            raise UsageError(f"{bundle.path}: {error}") from None
+        self.plan = plan_of(bundle)
         self.inputs, self.outputs = self.plan.inputs, self.plan.outputs
         """Ports with name, dtype and shape."""
         self._lock = threading.RLock()
@@ -90,6 +89,7 @@ class Network:
             glue = Module(bundle.glue)
             self._held.callback(glue.unload)
             self._functions = {name: glue.function(name) for name in sorted(kernels)}
+            check_arguments(bundle, self.plan)
         data = bundle.constants
         self._constants = _allocate(len(data))
         self._held.callback(call, "cuMemFree_v2", self._constants)

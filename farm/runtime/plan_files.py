@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.export.network import read_network, with_constants_beside
-from codegen.ir.layer_spec import is_gated
-from farm.bundle.reader import CONSTANTS, GLUE, PLAN, PLAN_FORMAT, BundledLayer
+from farm.bundle.members import Member
+from farm.bundle.reader import CONSTANTS, GLUE, PLAN, BundledLayer, Cubin
+from farm.errors import BundleError
 from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.lowering import RefusedError
-from farm.runtime.plan import grid_text
-from farm.runtime.planner import ELEMENT_BYTES, plan_network
+from farm.runtime.plan_text import PlannedLayer, grid_text, plan_lines, quote_name, read_plan, with_end
+from farm.runtime.planner import plan_network
 
 LETTERS = {
     "input": "i",
@@ -44,43 +44,51 @@ class NetworkFiles:
 def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> NetworkFiles:
     """The files for a network that holds all its constants.
 
-    If it has operators that the runtime does not run, the plan has the layers only, and names the operators.
+    If it has operators that the runtime does not run, the plan has the layers only, and names the operators. Raises
+    BundleError for layers that no plan can describe.
     """
-    lines = [PLAN_FORMAT]
-    for layer in layers.values():
-        spec, size = layer.spec, ELEMENT_BYTES[layer.spec.data_type]
-        taken, made = prod(spec.input_shape) * size, prod(spec.output_shape) * size
-        gates = spec.channels * size if is_gated(spec) else 0
-        lines.append(f"layer {taken} {made} {int(layer.has_residual)} {gates} {layer.name}")
-    lines += [line for number, layer in enumerate(layers.values()) for line in _kernel_lines(number, layer)]
-    files: dict[str, bytes] = {}
-    entry: dict[str, Any] = {}
+    head = [PlannedLayer.of(layer).line() for layer in layers.values()]
+    code = [(number, each) for number, layer in enumerate(layers.values()) for each in (*layer.cubins, *layer.ptx)]
+    head += [_kernel_line(number, file, each) for file, (number, each) in enumerate(code)]
+    members: list[Member] = [each for _, each in code]
     try:
         planned = plan_network(read_network(network), {name: layer.spec for name, layer in layers.items()})
-        lines += planned.plan.lines(list(layers))
-        if planned.plan.uses_kernels:
-            files[GLUE] = glue_ptx()
+        files = {GLUE: glue_ptx()} if planned.plan.uses_kernels else {}
         if planned.constants:
             files[CONSTANTS] = planned.constants
-            network = with_constants_beside(network, CONSTANTS, planned.offsets)
+        text = _text([*members, *map(_member, files, files.values())], [*head, *plan_lines(planned.plan, list(layers))])
+        _check_limits(text)
     except (RefusedError, CheckpointError) as error:
-        entry["refused"] = str(error)
-        lines.append(f"refused {error}")
-    files[PLAN] = ("\n".join(lines) + "\n").encode()
-    listed = [
-        {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-        for name, data in sorted(files.items())
-    ]
-    return NetworkFiles(network, files, {"files": listed, **entry})
+        reason = str(error).replace("\0", "")
+        text = _text(members, [*head, f"refused {quote_name(reason)}"])
+        read_plan(text)
+        return NetworkFiles(network, {PLAN: text}, {"files": [asdict(_member(PLAN, text))], "refused": reason})
+    if planned.constants:
+        network = with_constants_beside(network, CONSTANTS, planned.offsets)
+    files[PLAN] = text
+    return NetworkFiles(network, files, {"files": [asdict(_member(name, files[name])) for name in sorted(files)]})
 
 
-def _kernel_lines(number: int, layer: BundledLayer) -> list[str]:
-    lines = []
-    for each in (*layer.cubins, *layer.ptx):
-        launch = each.launch
-        block = " ".join(map(str, launch.block))
-        arguments = "".join(LETTERS[name] for name in launch.arguments)
-        head = f"kernel {number} {each.arch} {each.path} {launch.kernel} {grid_text(launch.grid)} {block}"
-        steps = f"{launch.output_step or 0} {launch.input_step or 0}"
-        lines.append(f"{head} {launch.shared_bytes} {launch.images_limit} {steps} {arguments}")
-    return lines
+def _text(members: Sequence[Member], lines: Sequence[str]) -> bytes:
+    return with_end([*(f"file {each.bytes} {each.sha256} {each.path}" for each in members), *lines])
+
+
+def _check_limits(text: bytes) -> None:
+    """Raises RefusedError for a network that is beyond the limits of a plan."""
+    try:
+        read_plan(text)
+    except BundleError as error:
+        raise RefusedError(f"the network is beyond the limits of the runtime ({error}): use farm.torch") from None
+
+
+def _member(path: str, data: bytes) -> Member:
+    return Member(path, hashlib.sha256(data).hexdigest(), len(data))
+
+
+def _kernel_line(layer: int, file: int, code: Cubin) -> str:
+    launch = code.launch
+    block = " ".join(map(str, launch.block))
+    arguments = "".join(LETTERS[name] for name in launch.arguments)
+    steps = f"{launch.output_step or 0} {launch.input_step or 0}"
+    head = f"kernel {layer} {code.arch} {file} {launch.kernel} {grid_text(launch.grid)} {block}"
+    return f"{head} {launch.shared_bytes} {steps} {arguments}"

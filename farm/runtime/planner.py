@@ -12,11 +12,10 @@ from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.layer_spec import LayerSpec
 from farm.runtime.lowering import SAMPLES, Lowered, Lowering, RefusedError, Value
 from farm.runtime.operators import OPERATORS
-from farm.runtime.plan import Argument, KernelStep, LayerStep, Place, Plan, Port, Step
+from farm.runtime.plan import ELEMENT_BYTES, Argument, KernelStep, LayerStep, Place, Plan, Port, Step
 
 ALIGNMENT_BYTES = 256
 """Alignment of each constant."""
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ROOM_BYTES = 16
 """Sizes of an image in a buffer are rounded up to this, so that every number of images begins aligned."""
 

@@ -26,7 +26,8 @@ from farm.executors.contract import Notice, no_notice
 from farm.jobs.model import JobDetail
 from farm.runtime.emulated import layer_ptx, run_emulated
 from farm.runtime.network import Network
-from farm.runtime.plan import LayerStep, Plan, Port, read_plan
+from farm.runtime.plan import LayerStep, Plan, Port
+from farm.runtime.plan_text import plan_of
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.verify.onnxruntime_reference import reference_tensors
@@ -138,7 +139,7 @@ def _as_held(values: NDArray[np.float32], port: Port) -> Array:
 def _plan(store: Store, detail: JobDetail) -> Plan:
     """Plan of a job's network. Raises UsageError if it needs a framework."""
     with TempFolder("network") as folder:
-        return read_plan(_bundle(folder, store, detail, ptx=False).plan)
+        return plan_of(_bundle(folder, store, detail, ptx=False))
 
 
 def check_model(model: Path, detail: JobDetail) -> None:
@@ -173,7 +174,7 @@ def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
     """Runs a network in the emulator. Raises EmulationError."""
     with TempFolder("network") as folder:
         bundle = _bundle(folder, store, detail, ptx=True)
-        plan = read_plan(bundle.plan)
+        plan = plan_of(bundle)
         seen: dict[str, Array] = {}
         outputs = run_emulated(
             plan, layer_ptx(bundle, plan), bundle.constants, inputs, lambda name, data: seen.update({name: data.copy()})

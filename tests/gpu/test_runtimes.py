@@ -24,7 +24,7 @@ from codegen.model_zoo import lenet5, write_network
 from codegen.toolchain.tools import Toolchain
 from codegen.verification.reference import layer_output
 from farm.api import Farm
-from farm.bundle.reader import PLAN_FORMAT, Bundle, BundledLayer, with_digest
+from farm.bundle.reader import Bundle, BundledLayer, with_digest
 from farm.cuda import prefetch
 from farm.cuda.driver import call, new_stream
 from farm.cuda.graph import CudaGraph
@@ -41,7 +41,7 @@ from farm.verify.network import NetworkQuestion
 from tests.gpu.workbench import settings_of
 from tests.torch.bundles import as_compiled
 from tests.unit.onnx_models import branched_network, squeeze_and_excitation, values
-from tests.unit.test_runtime_operators import ONE
+from tests.unit.test_runtime_operators import ONE, text_of
 
 C = Path(farm.runtime.__file__).parent / "c"
 PROGRAM = Path(__file__).parents[1] / "toolchain" / "runtime_program.c"
@@ -218,7 +218,7 @@ def program(gpu: Gpu, folder: Path) -> Path:
     maps = Path("/proc/self/maps").read_text().splitlines()
     library = next(line.split()[-1] for line in maps if "/libcuda.so" in line)
     flags = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{C}", "-Wl,--allow-shlib-undefined"]
-    subprocess.run(["gcc", *flags, PROGRAM, C / "farm.c", library, "-o", folder / "program"], check=True)
+    subprocess.run(["gcc", *flags, PROGRAM, *sorted(C.glob("*.c")), library, "-o", folder / "program"], check=True)
     return folder / "program"
 
 
@@ -233,7 +233,8 @@ def test_a_cuda_graph_recorded_in_c_fetches_code_and_gives_the_same(
     maps = Path("/proc/self/maps").read_text().splitlines()
     cuda = next(line.split()[-1] for line in maps if "/libcuda.so" in line)
     flags = ["-std=c11", "-O1", "-shared", "-fPIC", f"-I{C}", "-Wl,--allow-shlib-undefined"]
-    subprocess.run(["gcc", *flags, folder / "eager.c", cuda, "-o", folder / "eager.so"], check=True)
+    others = [path for path in C.glob("*.c") if path.name != "farm.c"]
+    subprocess.run(["gcc", *flags, folder / "eager.c", *others, cuda, "-o", folder / "eager.so"], check=True)
     library = ctypes.CDLL(str(folder / "eager.so"))
     x = values(40, *SHAPES["branched"])
     with load(folder / "branched") as net:
@@ -294,7 +295,7 @@ def test_a_layer_runs_in_c(jobs: dict[str, str], folder: Path, program: Path, tm
 class GlueOnly:
     """What Network takes of a bundle, of a network without compiled layers."""
 
-    plan: str
+    plan: bytes
     constants: bytes
     glue: bytes
     path: str = "glue"
@@ -320,8 +321,7 @@ def test_what_is_beside_the_layers_computes_what_the_emulator_does(gpu: Gpu, ops
     names = [name for name, proto in ONE.items() if proto.opset_import[0].version == opset]
     proto = joined([ONE[name] for name in names])
     planned = plan_network(read_network(proto.SerializeToString()), {})
-    text = "\n".join([PLAN_FORMAT, *planned.plan.lines([])])
-    bundle: Any = GlueOnly(text, planned.constants, glue_ptx())
+    bundle: Any = GlueOnly(text_of(planned), planned.constants, glue_ptx())
     arrays = [values(*port.shape_of(3), seed=i) for i, port in enumerate(planned.plan.inputs)]
     with Network(bundle) as net:
         found = net.run(arrays)

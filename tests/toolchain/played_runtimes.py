@@ -52,7 +52,7 @@ def build_driver(folder: Path) -> None:
     """Writes the driver that is played into a folder, and the programs that run bundles."""
     library = folder / "libcuda.so.1"
     subprocess.run(["gcc", "-std=gnu11", "-shared", "-fPIC", HERE / "stub_libcuda.c", "-o", library], check=True)
-    sources = [HERE / "runtime_program.c", C / "farm.c"]
+    sources = [HERE / "runtime_program.c", *sorted(C.glob("*.c"))]
     subprocess.run(["gcc", *FLAGS, f"-I{C}", *sources, library, "-o", folder / "program"], check=True)
     (folder / "program.py").write_text(IN_PYTHON)
 

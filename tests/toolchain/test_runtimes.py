@@ -15,7 +15,9 @@ import pytest
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.launch import NUMBERS
 from codegen.model_zoo import lenet5, write_network
-from farm.runtime.plan import Argument, KernelStep, Place, Rows, read_plan
+from farm.bundle.reader import Bundle
+from farm.runtime.plan import Argument, KernelStep, Place, Rows
+from farm.runtime.plan_text import plan_of
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import LANGUAGES, Launched, Played, by_first_sight
 from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
@@ -42,7 +44,7 @@ def wanted(folder: Path, arch: str, images: int) -> list[Launched]:
 def _wanted(
     folder: Path, layers: dict[str, Any], arch: str, images: int
 ) -> Iterator[tuple[str, Iterable[int], Sequence[str]]]:
-    for step in read_plan((folder / "network.plan").read_text()).steps:
+    for step in plan_of(Bundle(folder)).steps:
         rows = step.rows * images
         if isinstance(step, KernelStep):
             grid = [size.fixed * (-(-rows // size.images) if size.images else 1) for size in step.grid]

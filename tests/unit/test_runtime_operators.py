@@ -10,21 +10,29 @@ import onnx
 import pytest
 
 from codegen.frontend.onnx.export.network import read_network
-from farm.bundle.reader import PLAN_FORMAT
+from farm.bundle.reader import CONSTANTS, GLUE
 from farm.errors import UsageError
 from farm.runtime.emulated import run_emulated
 from farm.runtime.operators import OPERATORS
-from farm.runtime.plan import Plan, read_plan
-from farm.runtime.planner import plan_network
+from farm.runtime.plan import Plan
+from farm.runtime.plan_text import plan_lines, read_plan, with_end
+from farm.runtime.planner import Planned, plan_network
 from tests.unit.onnx_models import info, model, node, tensor, values
 
 IMAGE = ("N", 3, 9, 7)
 
 
+def text_of(planned: Planned) -> bytes:
+    """The text of a plan without layers."""
+    files = {CONSTANTS: planned.constants, GLUE: b"PTX"}
+    listed = [f"file {len(data)} {'0' * 64} {name}" for name, data in files.items() if data]
+    return with_end([*listed, *plan_lines(planned.plan, [])])
+
+
 def computed(proto: onnx.ModelProto, *arrays: np.ndarray) -> tuple[list[np.ndarray], Plan]:
     """By the plan as it is written and read again."""
     planned = plan_network(read_network(proto.SerializeToString()), {})
-    plan = read_plan("\n".join([PLAN_FORMAT, *planned.plan.lines([])]))
+    plan = read_plan(text_of(planned)).plan
     assert plan == planned.plan
     return run_emulated(plan, {}, planned.constants, arrays), plan
 

@@ -1,6 +1,8 @@
 /* Runs a bundle of `farm fetch` on a GPU: single layers, or the whole network.
  *
- * Compile farm.c with your program and link with the CUDA driver: cc program.c farm.c -lcuda
+ * Compile all files of this folder with your program and link with the CUDA driver: cc program.c error.c
+ * elf.c farm.c members.c plan.c ptx.c sha256.c -lcuda
+ * Bundles are hostile input: one that breaks the rules of its format, or whose files differ from their digests, is refused.
  * A CUDA context must be current in every call, the same for all calls with a bundle. Functions for actions return 0,
  * or -1 with a message in farm_error(). A bundle serves one call at a time.
  */
@@ -22,7 +24,7 @@ typedef struct CUstream_st *CUstream;
 typedef struct farm_bundle farm_bundle;
 
 typedef struct {
-    const char *name;
+    const char *name; /* UTF-8, as the model has it; show it with care */
     size_t input_bytes;  /* of one image, or of one row of a linear layer */
     size_t output_bytes; /* also of the residual */
     int has_residual;
