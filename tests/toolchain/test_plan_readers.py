@@ -1,0 +1,241 @@
+"""Plans are hostile input: Python and C refuse the same ones, in the same words."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from farm.bundle.reader import Bundle
+from farm.errors import BundleError
+from farm.runtime.plan import LayerStep
+from farm.runtime.plan_text import plan_of, read_plan, with_end
+from tests.toolchain.played_bundle import played_bundle
+from tests.toolchain.played_runtimes import FLAGS, LANGUAGES, C, Played
+from tests.toolchain.sample_bundles import sample_models
+from tests.unit.onnx_models import info, model, node, save, tensor, values
+
+MUTANTS = 3000
+HOSTILE = "fc\nrun 0 1 2 i0 b99999 t"
+REPLACEMENTS = (
+    *("", " ", "0", "1", "7", "-1", "-3", "00", "1e3", "0x10", "+1", "99999", "2000000000", "2147483648", "4294967296"),
+    *(
+        "18446744073709551616",
+        "i7",
+        "b-3",
+        "b99999",
+        "o1",
+        "c5",
+        "c0",
+        "n",
+        "n1",
+        "d2147483648",
+        "f0000000",
+        "%00",
+        "%",
+    ),
+    *("sm_", "sm_9", "compute_80", "sm_90f", "ion", "ionn", "../x", "/dev/zero", "float64", "\x1b[1m", "\x00", "é"),
+)
+
+
+@pytest.fixture(scope="module")
+def read_in_c(tmp_path_factory: pytest.TempPathFactory, driver: Path) -> Callable[[bytes], str]:
+    """What is wrong with a plan's text by the C reader, empty if nothing is."""
+    path = tmp_path_factory.mktemp("reader") / "farm.so"
+    sources = sorted(C.glob("*.c"))
+    command = ["gcc", *FLAGS, "-shared", "-fPIC", f"-I{C}", *sources, driver / "libcuda.so.1", "-o", path]
+    subprocess.run(command, check=True)
+    ctypes.CDLL(str(driver / "libcuda.so.1"), ctypes.RTLD_GLOBAL)
+    library, libc = ctypes.CDLL(str(path)), ctypes.CDLL(None)
+    library.farm_error.restype = ctypes.c_char_p
+    libc.malloc.restype = ctypes.c_void_p
+    plan = ctypes.create_string_buffer(1024)
+
+    def read(text: bytes) -> str:
+        memory = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(len(text) + 1)))
+        ctypes.memmove(memory, text + b"\0", len(text) + 1)
+        failed = library.farm_read_plan(memory, ctypes.c_size_t(len(text)), plan)
+        library.farm_free_plan(plan)
+        return library.farm_error().decode() if failed else ""
+
+    return read
+
+
+def read_in_python(text: bytes) -> str:
+    try:
+        read_plan(text)
+    except BundleError as error:
+        return str(error)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """The lines of two plans, without the first and the last: with gates and a residual, and with constants."""
+    made = []
+    for folder, path in sample_models(tmp_path_factory.mktemp("plans")):
+        text = (played_bundle(folder / "bundle", path) / "network.plan").read_text()
+        made.append(text.splitlines()[1:-1])
+    return made
+
+
+def edited(lines: list[str], start: str, place: int, word: str) -> bytes:
+    """A plan with another word in the first line that begins so."""
+    number = next(i for i, line in enumerate(lines) if line.startswith(start))
+    words = lines[number].split(" ")
+    words[place] = word
+    return with_end([*lines[:number], " ".join(words), *lines[number + 1 :]])
+
+
+@pytest.mark.parametrize(
+    ("start", "place", "word", "reason"),
+    [
+        ("file", 1, "0", "a number out of range"),
+        ("file", 1, "4294967297", "a number out of range"),
+        ("file", 2, "AB" * 32, "an invalid hexadecimal number"),
+        ("file", 3, "/dev/zero", "a path that leaves the bundle"),
+        ("file", 3, "../../etc/passwd", "a path that leaves the bundle"),
+        ("file", 3, "a/../b", "a path that leaves the bundle"),
+        ("file", 3, "a//b", "a path that leaves the bundle"),
+        ("file", 3, "a" * 512, "a path that leaves the bundle"),
+        ("file", 3, "a b", "too many words"),
+        ("layer", 3, "2", "a number out of range"),
+        ("layer", 5, "%00", "a zero in a name"),
+        ("kernel", 1, "1", "a number out of range"),
+        ("kernel", 2, "sm_", "an invalid architecture"),
+        ("kernel", 2, "", "two spaces"),
+        ("kernel", 3, "99", "a number out of range"),
+        ("kernel", 4, "conv2d;", "an invalid name of a kernel"),
+        ("kernel", 5, "0", "a number out of range"),
+        ("kernel", 11, "1025", "a number out of range"),
+        ("kernel", 14, "4294967296", "a number out of range"),
+        ("kernel", 15, "7", "a step that is not the layer's"),
+        ("kernel", 17, "on", "other arguments than the layer's"),
+        ("kernel", 17, "iir", "other arguments than the layer's"),
+        ("images", 1, "-1", "an invalid number"),
+        ("images", 1, "2147483648", "a number out of range"),
+        ("images", 1, "0 0", "too many words"),
+        ("constants", 1, "31", "another size than that of network.constants"),
+        ("input", 2, "float64", "an unknown data type"),
+        ("input", 3, "0", "a number out of range"),
+        ("input", 4, "2000000000", "a number out of range"),
+        ("input", 5, "2147483647", "a size that is not the shape's"),
+        ("buffer", 1, "0", "a number out of range"),
+        ("buffer", 1, "18446744073709551616", "an invalid number"),
+        ("buffer", 1, "8", "a place that a tensor of the layer cannot have"),
+        ("run", 1, "1", "a number out of range"),
+        ("run", 2, "0", "a number out of range"),
+        ("run", 2, "2", "a place that a tensor of the layer cannot have"),
+        ("run", 3, "3", "a number out of range"),
+        ("run", 4, "b99999", "a number out of range"),
+        ("run", 4, "i7", "a number out of range"),
+        ("run", 4, "b-3", "an invalid number"),
+        ("run", 4, "d1", "a place that a tensor of the layer cannot have"),
+        ("run", 4, "c0", "a place that a tensor of the layer cannot have"),
+        ("run", 5, "i0", "a place that a tensor of the layer cannot have"),
+        ("run", 6, "a\tb", "a byte that is not printable ASCII"),
+        ("run", 6, "a\x00b", ""),
+        ("run", 0, "jump", "an unknown word"),
+        ("launch", 2, "0", "a number out of range"),
+        ("launch", 2, "2000000000", "a number out of range"),
+        ("launch", 9, "0", "a number out of range"),
+        ("launch", 10, "i0", "an output that is not among the arguments"),
+        ("launch", 11, "33", "a number out of range"),
+        ("launch", 11, "18", "too many words"),
+        ("launch", 13, "c32", "a number out of range"),
+        ("launch", 15, "d2147483648", "a number out of range"),
+        ("launch", 15, "d-0", "an invalid number"),
+        ("launch", 15, "f1234567g", "an invalid hexadecimal number"),
+        ("launch", 15, "x", "an unknown argument"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused_in_python_and_c(
+    plans: list[list[str]], read_in_c: Callable[[bytes], str], start: str, place: int, word: str, reason: str
+) -> None:
+    _, lines = plans
+    assert read_in_python(with_end(lines)) == read_in_c(with_end(lines)) == ""
+    text = edited(lines, start, place, word)
+    said = read_in_python(text)
+    assert reason in said
+    assert said.startswith("network.plan is damaged")
+    assert read_in_c(text) == said or "\0" in word
+
+
+@pytest.mark.parametrize("place", range(7))
+def test_lines_in_another_order_are_refused_in_python_and_c(
+    plans: list[list[str]], read_in_c: Callable[[bytes], str], place: int
+) -> None:
+    _, lines = plans
+    start = ["file", "layer", "kernel", "images", "constants", "input", "buffer"][place]
+    moved = [line for line in lines if line.startswith(start)]
+    text = with_end([*(line for line in lines if line not in moved), *moved])
+    assert "is damaged in line" in read_in_python(text)
+    assert "is damaged in line" in read_in_c(text)
+
+
+def test_a_plan_without_its_end_or_with_a_flipped_bit_is_refused_in_python_and_c(
+    plans: list[list[str]], read_in_c: Callable[[bytes], str]
+) -> None:
+    text = with_end(plans[0])
+    for cut in (0, 5, 12, len(text) // 2, len(text) - 70, len(text) - 1):
+        assert read_in_python(text[:cut])
+        assert read_in_c(text[:cut])
+    flipped = bytearray(text)
+    flipped[text.index(b" ions") - 1] ^= 1
+    for read in (read_in_python, read_in_c):
+        assert read(bytes(flipped)).startswith("network.plan is damaged: its digest differs from the one in it")
+    assert "another version" in read_in_python(text.replace(b"farm-plan 2", b"farm-plan 1"))
+    assert "another version" in read_in_c(text.replace(b"farm-plan 2", b"farm-plan 1"))
+
+
+def mutant(rng: random.Random, lines: list[str]) -> bytes:
+    """A plan with one or two drawn faults in its words or lines."""
+    made = [line.split(" ") for line in lines]
+    for _ in range(rng.randint(1, 2)):
+        words = rng.choice(made)
+        place = rng.randrange(len(words))
+        match rng.randrange(6):
+            case 0 | 1:
+                words[place] = rng.choice(REPLACEMENTS)
+            case 2:
+                words[place] = rng.choice(rng.choice(made))
+            case 3:
+                words.insert(place, rng.choice(words))
+            case 4 if len(words) > 1:
+                del words[place]
+            case _:
+                made.insert(rng.randrange(len(made)), made.pop(rng.randrange(len(made))))
+    return with_end([" ".join(words) for words in made])
+
+
+def test_python_and_c_agree_on_mutated_plans(plans: list[list[str]], read_in_c: Callable[[bytes], str]) -> None:
+    rng = random.Random(31)
+    accepted = 0
+    for _ in range(MUTANTS):
+        text = mutant(rng, rng.choice(plans))
+        python, c = read_in_python(text), read_in_c(text)
+        assert bool(python) == bool(c), (text, python, c)
+        accepted += not python
+    assert MUTANTS // 50 < accepted < MUTANTS // 2
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_names_write_no_lines_into_a_plan(played: Played, tmp_path: Path, language: str) -> None:
+    name, tensor_name = HOSTILE, "a\nbuffer 1\x1b[2J\u202e %é"
+    nodes = [node("Conv", "x w", "t", name), node("Softmax", "t", "y", axis=1)]
+    nodes[0].output[:] = nodes[1].input[:] = [tensor_name]
+    proto = model(nodes, [tensor("w", values(2, 3, 1, 1))], inputs=[info("x", ("N", 3, 2, 2))])
+    bundle = Bundle(played_bundle(tmp_path / "bundle", save(tmp_path, proto)))
+    [layer, softmax] = plan_of(bundle).steps
+    assert isinstance(layer, LayerStep)
+    assert (layer.layer, layer.tensor, softmax.tensor) == (name, tensor_name, "y")
+    assert all(b" " <= bytes([byte]) <= b"~" or byte == 10 for byte in bundle.plan)
+    assert bundle.plan.count(b"\nrun ") == bundle.plan.count(b"\nbuffer ") == 1
+    assert played.run(language, bundle.path, 3) == ""
+    assert len(played.launches()) == 2
+    if language == "c":
+        assert played.run("c", bundle.path, 3, name) == ""
