@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from farm.ledger.running import Outlook
+from farm.scheduler.backlog import Group, Place
 from farm.scheduler.clock import Clock
 from farm.scheduler.run import CubinDone, Event, TemplateDone
-from farm.scheduler.task import TO_BUILD, State, Task
+from farm.scheduler.task import CubinTask, State, Task
 from farm.scheduler.task_graph import TaskGraph
 from farm.worker.messages import CubinFacts, CubinRequest, Request
 
@@ -26,6 +28,8 @@ PRIOR_SECONDS = 0.5
 """Weight of the initial assumption, as seconds of predicted work."""
 LEFT_OF_LATE = 0.1
 """Least remaining share of the expected time of a task that runs."""
+SIMULATED_TASKS = 2000
+"""Most unsubmitted tasks whose ends are simulated one by one; about 5 ms."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class Estimate:
     """Time until all held jobs end; None while too little is measured."""
     of_jobs: Mapping[str, Outlook]
     """The estimate of each job, by job id."""
+
+
+@dataclass(frozen=True)
+class _ExpectedGroup:
+    """A group of the backlog with expected times."""
+
+    order: float
+    group: Group
+    seconds: float
+    """Sum of its tasks' expected times."""
+    longest_seconds: float
 
 
 class _Tool:
@@ -110,13 +125,13 @@ class EtaEstimator:
             self._recent_work *= keep
         for event in events:
             self._learn(event)
-        flying = {task.key: task for task in self._tasks.in_state(State.IN_FLIGHT)}
         for key in running:
-            if (task := flying.get(key)) is not None and task.runs_since is None:
+            if (task := self._tasks.find_in_flight(key)) is not None and task.runs_since is None:
                 task.runs_since = now
+        in_flight = self._tasks.count(State.IN_FLIGHT)
         self._slots = max(self._slots, len(running))
-        self._usable = min(self._slots, len(flying) + self._tasks.count(State.READY))
-        self._observed_at = now if flying else None
+        self._usable = min(self._slots, in_flight + self._tasks.count(State.READY))
+        self._observed_at = now if in_flight else None
         if not self._tasks.busy:
             self._slots, self._usable, self._work, self._recent_work, self._recent_seconds = 1, 0, 0.0, 0.0, 0.0
 
@@ -135,48 +150,128 @@ class EtaEstimator:
             self._recent_work += taken + REQUEST_SECONDS
 
     def estimate(self, job_ids: Collection[str]) -> Estimate:
-        """Estimate the remaining time of jobs; expedites ready tasks that would delay the end (URGENT_SHARE)."""
+        """Estimate the remaining time of jobs; expedites ready tasks that would delay the end (URGENT_SHARE).
+
+        The cost depends on the number of jobs and of submitted tasks, not on that of all tasks.
+        """
         now = self._clock.now()
         self._compare(now)
-        left: dict[Task, float] = {}
+        submitted: dict[Task, float] = {}
         running: dict[str, float] = {}
         begun = 0.0
-        for task in self._tasks:
-            if task.state in TO_BUILD:
-                left[task] = self.expected_seconds(task.request)
-                if task.runs_since is not None:
-                    running[task.key] = now - task.runs_since
-                    done = min(now - task.runs_since, (1 - LEFT_OF_LATE) * left[task])
-                    begun += done
-                    left[task] -= done
-        all_left = sum(left.values())
+        for task in self._tasks.in_state(State.IN_FLIGHT):
+            submitted[task] = self.expected_seconds(task.request)
+            if task.runs_since is not None:
+                running[task.key] = now - task.runs_since
+                done = min(now - task.runs_since, (1 - LEFT_OF_LATE) * submitted[task])
+                begun += done
+                submitted[task] -= done
+        groups = [self._expected(place, group) for place, group in self._tasks.backlog.groups()]
+        all_left = sum(submitted.values()) + sum(each.seconds for each in groups)
         work = self._work + begun
-        ends = self._ends(left, begun)
-        last = max(ends.values(), default=0.0)
-        for task in self._tasks.in_state(State.READY):
-            if left[task] >= URGENT_SHARE * all_left / self._slots:
-                self._tasks.expedite(task)
+        ends, last = self._ends(job_ids, submitted, groups, begun)
+        self._expedite(groups, URGENT_SHARE * all_left / self._slots)
         known = self._work >= KNOWN_SHARE * (work + all_left) and self._ptxas.known
         share = work / max(work + all_left, 1e-9)
-        return Estimate(running, share, last if known else None, self._of_jobs(job_ids, ends, known=known))
+        of_jobs = dict.fromkeys(job_ids, 0)
+        for task in submitted:
+            of_jobs[self._tasks.oldest_job(task)] += task.runs_since is not None
+        outlooks = {job_id: Outlook(count, ends[job_id] if known else None) for job_id, count in of_jobs.items()}
+        return Estimate(running, share, last if known else None, outlooks)
 
-    def _ends(self, left: Mapping[Task, float], begun: float) -> dict[Task, float]:
-        """Seconds until each task ends, from a simulation of the slots."""
+    def _expected(self, place: Place, group: Group) -> _ExpectedGroup:
+        order, is_cubin = place
+        ratio = self._ratios[is_cubin]
+        return _ExpectedGroup(
+            order,
+            group,
+            REQUEST_SECONDS * len(group) + ratio * group.seconds,
+            REQUEST_SECONDS + ratio * group.longest_seconds,
+        )
+
+    def _expedite(self, groups: Sequence[_ExpectedGroup], least_seconds: float) -> None:
+        """Put ready tasks that take at least that long before all jobs."""
+        for each in groups:
+            if each.longest_seconds < least_seconds:
+                continue
+            long = itertools.takewhile(lambda task: self.expected_seconds(task.request) >= least_seconds, each.group)
+            for task in [task for task in long if task.state is State.READY]:
+                self._tasks.expedite(task)
+
+    def _ends(
+        self,
+        job_ids: Collection[str],
+        submitted: Mapping[Task, float],
+        groups: Sequence[_ExpectedGroup],
+        begun: float,
+    ) -> tuple[dict[str, float], float]:
+        """Seconds until each job ends, and until all end.
+
+        Simulates the slots for submitted tasks, running ones first, and for the groups next in the queue. Groups behind
+        SIMULATED_TASKS are assumed to divide evenly among the slots, which is off by the longest task at most. A job
+        that only shares such groups of older jobs ends with them.
+        """
         work = PRIOR_SECONDS * self._slots + self._recent_work + begun
         idle = (PRIOR_SECONDS * self._slots + self._recent_seconds) / work
         slots = [0.0] * self._slots
-        ends = {}
-        for task in sorted(left, key=lambda task: (task.runs_since is None, task.rank)):
-            ends[task] = slots[0] + left[task] * idle
-            heapq.heapreplace(slots, ends[task])
-        return ends
+        ends: dict[Task, float] = {}
 
-    def _of_jobs(self, job_ids: Collection[str], ends: Mapping[Task, float], *, known: bool) -> dict[str, Outlook]:
-        running = dict.fromkeys(job_ids, 0)
+        def simulate(task: Task, seconds: float) -> None:
+            ends[task] = slots[0] + seconds * idle
+            heapq.heapreplace(slots, ends[task])
+
+        for task in sorted(submitted, key=lambda task: (task.runs_since is None, task.rank)):
+            simulate(task, submitted[task])
+        behind = iter(groups)
+        simulated = 0
+        group_ends: dict[float, float] = {}
+        """Ends of the groups that are not simulated, by their order."""
+        for each in behind:
+            simulated += len(each.group)
+            if simulated > SIMULATED_TASKS:
+                behind = itertools.chain([each], behind)
+                break
+            for task in each.group:
+                simulate(task, self.expected_seconds(task.request))
+        level = sum(slots) / self._slots
+        for each in behind:
+            even = each.seconds / self._slots
+            end = level + idle * max(even, each.longest_seconds)
+            group_ends[each.order] = max(group_ends.get(each.order, 0.0), end)
+            level += idle * even
+        last = self._last_ends(job_ids, ends, group_ends)
+        return last, max([*ends.values(), *group_ends.values()], default=0.0)
+
+    def _last_ends(
+        self, job_ids: Collection[str], ends: Mapping[Task, float], group_ends: Mapping[float, float]
+    ) -> dict[str, float]:
+        """The last end of a task of each job, from the ends of simulated tasks and of the groups behind them."""
         last = dict.fromkeys(job_ids, 0.0)
+        if group_ends:
+            for job_id in job_ids:
+                own = self._tasks.order_of(job_id)
+                orders = (own,) if own in group_ends else _orders(self._tasks.cubins_of(job_id))
+                last[job_id] = max((group_ends.get(order, 0.0) for order in orders), default=0.0)
+        templates: list[tuple[float, Task]] = []
         for task, end in ends.items():
-            targets = task.all_targets()
-            for job_id in {target.job for target in targets}:
-                last[job_id] = max(last[job_id], end)
-            running[self._tasks.oldest_job(task)] += task.runs_since is not None
-        return {job_id: Outlook(running[job_id], last[job_id] if known else None) for job_id in job_ids}
+            if isinstance(task, CubinTask):
+                for job_id in {target.job for target in task.all_targets()}:
+                    last[job_id] = max(last[job_id], end)
+            else:
+                templates.append((end, task))
+        for end, template in templates:
+            # Fewer than the template's dependents, which may be all cubins of the graph.
+            for job_id in [job_id for job_id in job_ids if last[job_id] < end]:
+                if any(cubin.dependency is template for cubin in self._tasks.cubins_of(job_id)):
+                    last[job_id] = end
+        return last
+
+
+def _orders(cubins: Iterable[CubinTask]) -> set[float]:
+    """Orders of the unsubmitted ones of cubins and of their replacements at a lower level."""
+    orders = set[float]()
+    for cubin in cubins:
+        task = cubin.dependency if isinstance(cubin.dependency, CubinTask) else cubin
+        if task.listed is not None:
+            orders.add(task.order)
+    return orders

@@ -74,6 +74,8 @@ class Task:
     """Start of the tool's run, if the executor reported one."""
     queued: Rank | None = None
     """Rank of its valid queue entry."""
+    listed: Rank | None = None
+    """Rank of its entry in the backlog."""
 
     @property
     def key(self) -> str:

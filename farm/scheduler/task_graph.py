@@ -10,9 +10,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from farm.scheduler.backlog import Backlog
 from farm.scheduler.plan import Target
 from farm.scheduler.retry import Attempts
 from farm.scheduler.task import ALLOWED_MOVES, QUEUED, URGENT, CubinTask, Rank, State, Task, TemplateTask
@@ -38,6 +39,10 @@ class TaskGraph:
         self._in: dict[State, dict[str, Task]] = {state: {} for state in State}
         self._of_job: dict[str, dict[str, CubinTask]] = {}
         self._orders: dict[str, int] = {}
+        self._job_at: dict[float, str] = {}
+        """Jobs by their order."""
+        self.backlog = Backlog()
+        """Tasks that are still to be built and not submitted."""
         self._queues: dict[State, list[tuple[Rank, Task]]] = {state: [] for state in QUEUED}
         """Heaps. An entry whose task has another state or rank by now is stale and skipped."""
         self._numbers = itertools.count()
@@ -65,9 +70,14 @@ class TaskGraph:
         """The submitted task with this key."""
         return self._in[State.IN_FLIGHT][key]
 
+    def find_in_flight(self, key: str) -> Task | None:
+        """The submitted task with this key; None if there is none."""
+        return self._in[State.IN_FLIGHT].get(key)
+
     def add_job(self, job_id: str) -> None:
         """Register a job; it is younger than all jobs added before."""
-        self._orders[job_id] = next(self._numbers)
+        self._orders[job_id] = order = next(self._numbers)
+        self._job_at[order] = job_id
         self._of_job[job_id] = {}
 
     def add_cubin(self, request: CubinRequest, targets: Sequence[Target]) -> None:
@@ -81,7 +91,7 @@ class TaskGraph:
     def release(self, job_id: str) -> list[AbandonedTask]:
         """Remove a job; returns the tasks that only this job needed."""
         abandoned: list[AbandonedTask] = []
-        self._orders.pop(job_id, None)
+        self._job_at.pop(self._orders.pop(job_id, math.nan), None)
         for task in self._of_job.pop(job_id, {}).values():
             task.targets = [target for target in task.targets if target.job != job_id]
             self._drop_if_unwanted(task, abandoned)
@@ -132,7 +142,19 @@ class TaskGraph:
 
     def oldest_job(self, task: Task) -> str:
         """The oldest of the jobs that need a task."""
+        # A template may have as many targets as the graph has cubins. The order tells the job, except of an expedited
+        # task and of one whose oldest job has ended.
+        if (job_id := self._job_at.get(task.order)) is not None:
+            return job_id
         return min((target.job for target in task.all_targets()), key=self._orders.__getitem__)
+
+    def order_of(self, job_id: str) -> int:
+        """The order of a job: the older, the lower."""
+        return self._orders[job_id]
+
+    def cubins_of(self, job_id: str) -> Collection[CubinTask]:
+        """The unfinished cubins that a job wants."""
+        return self._of_job[job_id].values()
 
     def wait_for_template(self, task: CubinTask) -> None:
         """Block a cubin until its template is made; starts the template if it is idle."""
@@ -181,6 +203,7 @@ class TaskGraph:
         self._queue(task)
 
     def _queue(self, task: Task) -> None:
+        self.backlog.update(task)
         if task.state in QUEUED and task.queued != task.rank:
             task.queued = task.rank
             heapq.heappush(self._queues[task.state], (task.queued, task))
@@ -246,4 +269,5 @@ class TaskGraph:
 
     def _remove(self, task: Task) -> None:
         task.queued = None
+        self.backlog.update(task, removed=True)
         del self._tasks[task.key], self._in[task.state][task.key]

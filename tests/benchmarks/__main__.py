@@ -1,7 +1,7 @@
 """The figures of BENCHMARKS.md that need no GPU.
 
     python -m tests.benchmarks [templates] [rewrite] [overhead] [cached] [startup] [resnet50] [largest] [ledger]
-        [submission] [coordinator] [bulk] [outlook] [code_size] [tool_time]
+        [submission] [coordinator] [growth] [bulk] [outlook] [code_size] [tool_time]
 
 Both sides of a comparison run in this one process group; quote ratios, the machine is rarely quiet.
 """
@@ -35,7 +35,7 @@ from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
 from farm.scheduler.coordinator import Coordinator
 from farm.store import open_store
-from tests.benchmarks import bulk, code_size, coordinator, direct, ledger, outlook, submission, tool_time
+from tests.benchmarks import bulk, code_size, coordinator, direct, growth, ledger, outlook, submission, tool_time
 
 LIMITS = ToolLimits()
 SPARSITY = 0.9
@@ -233,6 +233,7 @@ BENCHMARKS: dict[str, Callable[[], None]] = {
     "ledger": ledger.ledger,
     "submission": submission.submission,
     "coordinator": coordinator.coordinator,
+    "growth": growth.growth,
     "bulk": bulk.bulk,
     "outlook": outlook.outlook,
     "code_size": code_size.code_size,

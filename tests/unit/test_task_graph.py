@@ -24,6 +24,7 @@ from farm.store.memory import MemoryStore
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, failed
 from tests.samples import SMALL
 from tests.unit.farmyard import PlayedClock, PlayedExecutor
+from tests.unit.test_eta import check_backlog
 
 SETTINGS = load_settings({})
 RETRY_POLICY = RetryPolicy(SETTINGS, "13.0.88")
@@ -181,6 +182,10 @@ class Scheduling(RuleBasedStateMachine):
                     assert task.dependency.order <= task.order
             for each in task.dependents.values():
                 assert each.dependency is task
+
+    @invariant()
+    def the_backlog_has_every_unsubmitted_task(self) -> None:
+        check_backlog(self.run.tasks)
 
     @invariant()
     def every_job_has_a_task_for_each_layer_to_come(self) -> None:
