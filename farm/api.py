@@ -275,6 +275,10 @@ class Farm:
         """Existing jobs with these full ids, oldest first."""
         return sorted(self._ledger.jobs_by_id(ids).values(), key=lambda job: (job.submitted_at, job.id))
 
+    def unfinished(self, ids: Collection[str]) -> set[str]:
+        """Those of these full ids whose jobs have not ended."""
+        return self._ledger.unfinished(ids)
+
     def check_submission(self, submission: str) -> None:
         """Raises NotFoundError for an unknown submission."""
         self._ledger.check_submission(submission)

@@ -83,7 +83,10 @@ def _wait(farm: Farm, jobs: Sequence[Job], end: float | None, *, quiet: bool) ->
             return list(jobs)
         time.sleep(POLL_SECONDS if end is None else min(POLL_SECONDS, end - now))
         try:
-            found = {job.id: job for job in farm.jobs_by_id([job.id for job in jobs])}
+            changed = {job.id for job in jobs} - told
+            if end is None or time.monotonic() < end:  # at the end the state of the others is reported, too
+                changed -= farm.unfinished(changed)
+            found = {job.id: job for job in farm.jobs_by_id(changed)}
             jobs = [found.get(job.id, job) for job in jobs]
             away = False
         except LedgerAwayError as error:

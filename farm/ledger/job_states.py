@@ -9,6 +9,8 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 from farm.jobs.model import Status
 from farm.ledger.tables import jobs, now
 
+FINAL = tuple(status for status in Status if status.final)
+
 
 def locked(connection: Connection, which: ColumnElement[bool]) -> ColumnElement[bool]:
     """Locks rows of jobs in one order, so that transactions do not deadlock, and returns a condition for them."""

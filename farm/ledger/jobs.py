@@ -12,7 +12,7 @@ from farm.jobs.model import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSe
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.database import Database, one_at_a_time, patient
 from farm.ledger.filters import CLAIMED, Which, chosen, no_such_job
-from farm.ledger.job_states import held_by, locked, state_values
+from farm.ledger.job_states import FINAL, held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
 from farm.ledger.qualification import QualificationTable
 from farm.ledger.retention import Retention
@@ -292,6 +292,13 @@ class Ledger:
         with self._database.reading() as connection:
             found = connection.execute(_JOB.where(jobs.c.id.in_(set(ids))))
             return {row.id: job_of_row(row) for row in found}
+
+    @patient
+    def unfinished(self, ids: Collection[str]) -> set[str]:
+        """Those of these ids whose jobs have not ended; cheap enough for a loop that waits for them."""
+        query = select(jobs.c.id).where(jobs.c.id.in_(set(ids)), jobs.c.status.not_in(FINAL))
+        with self._database.reading() as connection:
+            return set(connection.execute(query).scalars())
 
     def check_submission(self, submission: str) -> None:
         """Raises NotFoundError if there is no such submission."""

@@ -9,12 +9,12 @@ from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, u
 
 from farm.jobs.model import Outcome, Status
 from farm.ledger.database import Database, one_at_a_time
+from farm.ledger.job_states import FINAL
 from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions, template_runs
 from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
 """Jobs deleted in one transaction, which limits how long others wait."""
-_FINAL = [status for status in Status if status.final]
 
 
 @dataclass(frozen=True)
@@ -112,4 +112,4 @@ class Retention:
 
 
 def _ended(older_than_seconds: float) -> ColumnElement[bool]:
-    return and_(jobs.c.status.in_(_FINAL), jobs.c.finished_at < now() - older_than_seconds)
+    return and_(jobs.c.status.in_(FINAL), jobs.c.finished_at < now() - older_than_seconds)

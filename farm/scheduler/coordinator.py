@@ -76,12 +76,11 @@ class Coordinator:
             return self._ledger.claim_all(unfinished, self.name, self._lease_seconds, limit=JOBS_AT_ONCE)
 
         def over() -> bool:
-            jobs = self._ledger.jobs_by_id(unfinished).values()
-            unfinished[:] = [job.id for job in jobs if not job.status.final]
-            for job in jobs:
-                if not job.status.final and job.id not in told:
-                    told.add(job.id)
-                    self._progress.elsewhere(job)
+            left = self._ledger.unfinished(unfinished)
+            unfinished[:] = [job_id for job_id in unfinished if job_id in left]
+            for job in self._ledger.jobs_by_id(left - told).values():
+                self._progress.elsewhere(job)
+            told.update(left)
             return not unfinished
 
         self._work(claim, over, serves=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -161,6 +162,21 @@ def test_an_unfinished_job_with_an_ended_lease_is_taken_up_by_the_same_request(l
     ledger.claim("aaaa1111", "dead", 0)
     time.sleep(0.05)
     assert submit(ledger, new_job("bbbb2222", "same")) == ["aaaa1111"]
+
+
+def test_a_loop_that_waits_for_jobs_reads_only_their_states(ledger: Ledger) -> None:
+    submit(ledger, *(new_job(f"{i:04}0000", f"r{i}") for i in range(4)))
+    ledger.claim("00010000", "alive", 60)
+    for job_id, status in (("00020000", Status.CANCELLED), ("00030000", Status.FAILED)):
+        ledger.claim(job_id, "alive", 60)
+        ledger.finish(job_id, status, "")
+    statements: list[str] = []
+    engine = ledger._database.engine
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    asked = ["00000000", "00010000", "00020000", "00030000", "unknown"]
+    assert ledger.unfinished(asked) == {"00000000", "00010000"}
+    [statement] = [each for each in statements if "SELECT" in each]
+    assert re.search(r"SELECT (jobs\.)?id\s+FROM jobs\s+WHERE", statement), statement
 
 
 def test_one_request_given_twice_in_a_submission_is_one_job(ledger: Ledger) -> None:
