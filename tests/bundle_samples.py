@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 from jsonschema import Draft202012Validator, FormatChecker
 
@@ -15,6 +16,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Conv2d, SkippedLayer
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import launch_of
+from farm.bundle.members import MANIFEST
 from farm.bundle.writer import write_bundle
 from farm.jobs.model import Build, BuildOptions, BuildResult, Job, Outcome, Status
 from farm.store.contract import blob_digest
@@ -98,6 +100,14 @@ def write_layers(directory: Path, store: MemoryStore, *builds: Build) -> dict[st
         for part in reversed(range(len(each.parts)))
     ]
     manifest = json.loads(write_bundle(directory, JOB, builds, results, TOOLS, store).read_text())
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def manifest_of(bundle: Path) -> dict[str, Any]:
+    """The manifest of a bundle in either form, as JSON."""
+    text = (bundle / MANIFEST).read_bytes() if bundle.is_dir() else ZipFile(bundle).read(MANIFEST)
+    manifest = json.loads(text)
     assert isinstance(manifest, dict)
     return manifest
 

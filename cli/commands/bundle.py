@@ -85,8 +85,8 @@ def print_damage(bundle: Bundle) -> int:
 
 
 def _head(bundle: Bundle) -> Text:
-    job = bundle.manifest["job"]
-    return Text(f"{job['name']}  job {job['id'][:8]}", style="bold")
+    job = bundle.manifest.job
+    return Text(f"{job.name}  job {job.id[:8]}", style="bold")
 
 
 def _rows(contents: LayerContents) -> list[list[str | Text]]:
@@ -110,17 +110,16 @@ def _rows(contents: LayerContents) -> list[list[str | Text]]:
 def _lines(bundle: Bundle, contents: Contents) -> list[str]:
     """Facts of the bundle below the table of layers."""
     lines = []
-    if bundle.has_network:
+    network = bundle.manifest.network
+    if network is not None:
         given, made = (
-            ", ".join(
-                f"{each['name']} {each['dtype']} {_shape(each['shape'])}" for each in bundle.manifest["network"][of]
-            )
-            for of in ("inputs", "outputs")
+            ", ".join(f"{each.name} {each.dtype} {_shape(each.shape)}" for each in ports)
+            for ports in (network.inputs, network.outputs)
         )
         lines.append(f"network      {given} -> {made}")
     else:
         lines.append("network      none, layers only")
-    lines.append(f"compiled     {_compiled(contents)}, batch {bundle.manifest['batch']}")
+    lines.append(f"compiled     {_compiled(contents)}, batch {bundle.manifest.batch}")
     if bundle.has_network:
         operators = ", ".join(f"{name} {count}" for name, count in contents.glue.items()) or "nothing"
         constants = f", with {size(contents.constants_bytes)} of constants" if contents.constants_bytes else ""
@@ -130,10 +129,8 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
         count = "unknown" if each.multiply_adds is None else magnitude(each.multiply_adds)
         share = "" if each.share is None else f", {each.share:.1%}"
         lines.append(f"  skipped    {each.operator} {each.name} ({count} multiply-adds{share}): {each.reason}")
-    lines += [
-        f"  missing    {each['name']} for {', '.join(each['archs'])}: {each['reason']}" for each in bundle.missing
-    ]
-    tools = ", ".join(f"{name} {version}" for name, version in bundle.manifest["toolchain"].items())
+    lines += [f"  missing    {each.name} for {', '.join(each.archs)}: {each.reason}" for each in bundle.missing]
+    tools = ", ".join(f"{name} {version}" for name, version in bundle.manifest.toolchain.items())
     lines.append(f"tools        {tools}")
     lines.append(f"size         {size(bundle.file_bytes)} in {_files(bundle)}")
     return lines
@@ -160,10 +157,10 @@ def _shape(sizes: Sequence[int | str | None]) -> str:
 def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
     manifest = bundle.manifest
     return {
-        "job": manifest["job"],
+        "job": manifest.job.model_dump(),
         "archs": list(bundle.archs),
-        "batch": manifest["batch"],
-        "network": manifest.get("network"),
+        "batch": manifest.batch,
+        "network": manifest.network and manifest.network.model_dump(),
         "layers": [
             {
                 "name": each.layer.name,
@@ -189,7 +186,7 @@ def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
             }
             for each in contents.skipped
         ],
-        "missing": list(bundle.missing),
+        "missing": [each.model_dump() for each in bundle.missing],
         "left_share": contents.left_share,
         "bytes": bundle.file_bytes,
     }

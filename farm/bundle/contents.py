@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from codegen.ir.layer_spec import LIKELY_ROWS
 from farm.bundle.reader import Bundle, BundledLayer
@@ -25,11 +24,11 @@ class LayerContents:
 
     @property
     def nonzeros(self) -> int:
-        return int(self.layer.weights["nonzeros"])
+        return self.layer.nonzeros
 
     @property
     def sparsity(self) -> float:
-        return 1 - self.nonzeros / int(self.layer.weights["count"])
+        return 1 - self.nonzeros / self.layer.spec.weights_count
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Contents:
 
 def contents_of(bundle: Bundle) -> Contents:
     """Counts a bundle's contents. Raises UsageError if its network is missing or damaged."""
-    skipped = [_multiply_adds(each) for each in bundle.manifest["skipped"]]
+    skipped = [each.multiply_adds for each in bundle.manifest.skipped]
     compiled = {name: multiply_adds_of(layer) for name, layer in bundle.layers.items()}
     known = not bundle.missing and None not in skipped
     whole = sum(compiled.values()) + sum(each or 0 for each in skipped)
@@ -80,8 +79,8 @@ def contents_of(bundle: Bundle) -> Contents:
     return Contents(
         layers,
         tuple(
-            SkippedContents(each["name"], each["operator"], each["reason"], number, share(number))
-            for each, number in zip(bundle.manifest["skipped"], skipped, strict=True)
+            SkippedContents(each.name, each.operator, each.reason, each.multiply_adds, share(each.multiply_adds))
+            for each in bundle.manifest.skipped
         ),
         dict(sorted(glue.items())),
         constants,
@@ -92,11 +91,6 @@ def contents_of(bundle: Bundle) -> Contents:
 def multiply_adds_of(layer: BundledLayer) -> int:
     """Multiply-adds for each image if no weight were zero; a sequence of unknown length counts as a likely one."""
     return layer.spec.multiply_adds * (layer.rows_per_image or LIKELY_ROWS)
-
-
-def _multiply_adds(skipped: Mapping[str, Any]) -> int | None:
-    number = skipped["multiply_adds"]
-    return None if number is None else int(number)
 
 
 def _bytes_by_arch(layer: BundledLayer) -> dict[str, int]:

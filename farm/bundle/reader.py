@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from codegen.ir.launch import Launch
-from codegen.ir.layer_spec import LayerSpec, spec_from_json
+from codegen.ir.layer_spec import LayerSpec
 from codegen.target.arch import arch_number, runs_on
+from farm.bundle.manifest import (
+    CubinEntry,
+    LayerEntry,
+    ManifestError,
+    MissingEntry,
+    NetworkEntry,
+    PtxEntry,
+    RuntimeFile,
+    is_whole,
+    read_manifest,
+)
 from farm.bundle.members import MANIFEST, Member, open_members
 from farm.errors import BundleError, UsageError
 
@@ -28,9 +37,6 @@ CONSTANTS = "network.constants"
 """Constants that the plan's steps read."""
 GLUE = "glue.ptx"
 """The kernels for the operators between the compiled layers."""
-SCHEMA_VERSION = 2
-"""Version of the manifest, raised when a reader of the version before would be misled."""
-NO_DIGEST = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,8 @@ class BundledLayer:
     """For all architectures. Those of one architecture together compute the layer, in any order."""
     ptx: tuple[Cubin, ...] = ()
     """For one virtual architecture; together they compute the layer. Empty unless the bundle was fetched with PTX."""
-    weights: Mapping[str, Any] = field(default_factory=dict)
-    """The manifest's entry, with `count` and `nonzeros`."""
+    weights_digest: str = ""
+    nonzeros: int = 0
     rows_per_image: int | None = 1
 
     @property
@@ -96,46 +102,41 @@ class Bundle:
         self._members = open_members(self.path)
         self._text = self._members.manifest()
         try:
-            self.manifest: Mapping[str, Any] = json.loads(self._text)
-            version = self.manifest["schema_version"]
-            if version != SCHEMA_VERSION:
-                raise BundleError(
-                    f"{self.path}: its manifest has version {version}, this program reads version {SCHEMA_VERSION}: "
-                    "fetch it again with this version of farm"
-                )
-            self._digest = str(self.manifest["sha256"])
-            self.layers = layers_of(self.manifest["layers"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise BundleError(f"{self.path} is not a bundle ({error}): farm fetch writes one") from None
+            self.manifest = read_manifest(self._text)
+        except ManifestError as error:
+            raise BundleError(
+                f"{self.path}: {MANIFEST} cannot be used: {error}. Fetch the bundle again with this version of farm"
+            ) from None
+        self.layers = layers_of(self.manifest.layers)
 
     @property
     def archs(self) -> tuple[str, ...]:
-        return tuple(self.manifest["archs"])
+        return self.manifest.archs
 
     @property
-    def missing(self) -> Sequence[Mapping[str, Any]]:
-        """Layers that a partial bundle lacks, each with name, operator, archs and reason."""
-        return tuple(self.manifest.get("missing", ()))
+    def missing(self) -> tuple[MissingEntry, ...]:
+        """Layers that a partial bundle lacks."""
+        return self.manifest.missing
 
     @property
     def has_network(self) -> bool:
-        return "network" in self.manifest
+        return self.manifest.network is not None
 
     @property
     def network(self) -> Network:
         """The model around the layers. Raises UsageError if the bundle has none, BundleError if it is damaged."""
         if missing := self.missing:
             raise UsageError(
-                f"{self.path} is a partial bundle without a network: {missing[0]['name']} was not compiled "
-                f"({missing[0]['reason']}): run farm retry, then farm fetch"
+                f"{self.path} is a partial bundle without a network: {missing[0].name} was not compiled "
+                f"({missing[0].reason}): run farm retry, then farm fetch"
             )
-        if not self.has_network:
+        if self.manifest.network is None:
             raise UsageError(
                 f"{self.path} has layers but no network: its job kept none. Compile an ONNX model to get one"
             )
         from codegen.frontend.onnx.export.network import read_network
 
-        return read_network(self._members.read(_member(self.manifest["network"])), self.constants)
+        return read_network(self._members.read(_member(self.manifest.network)), self.constants)
 
     def cubin(self, cubin: Cubin) -> bytes:
         """A file's bytes, for cuModuleLoadData. Raises BundleError if it is missing or damaged."""
@@ -144,8 +145,8 @@ class Bundle:
     def files(self) -> dict[str, Member]:
         """Every file but the manifest, by its path."""
         found: list[Member] = [each for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)]
-        if self.has_network:
-            found.append(_member(self.manifest["network"]))
+        if self.manifest.network is not None:
+            found.append(_member(self.manifest.network))
         return {each.path: each for each in found} | self._runtime_files()
 
     @property
@@ -156,7 +157,7 @@ class Bundle:
     def damage(self) -> Sequence[str]:
         """A message for every file that is missing or damaged, the manifest among them."""
         found = []
-        if not is_whole(self._text, self._digest):
+        if not is_whole(self._text, self.manifest.sha256):
             found.append(
                 f"{self.path}: {MANIFEST} is damaged: its digest differs from the one in it. Fetch the bundle again"
             )
@@ -196,41 +197,32 @@ class Bundle:
         return b"" if member is None else self._members.read(member)
 
     def _runtime_files(self) -> dict[str, Member]:
-        return {each["path"]: _member(each) for each in self.manifest.get("runtime", {"files": ()})["files"]}
+        runtime = self.manifest.runtime
+        return {each.path: _member(each) for each in runtime.files} if runtime else {}
 
 
-def with_digest(manifest: Mapping[str, Any]) -> bytes:
-    """A manifest as a file whose first entry, `sha256`, is the digest of the file with zeros in that place."""
-    text = json.dumps({"sha256": NO_DIGEST, **manifest}, indent=2, ensure_ascii=False).encode() + b"\n"
-    return text.replace(NO_DIGEST.encode(), hashlib.sha256(text).hexdigest().encode(), 1)
-
-
-def is_whole(manifest: bytes, sha256: str) -> bool:
-    """Whether a manifest is as `with_digest` wrote it."""
-    return hashlib.sha256(manifest.replace(sha256.encode(), NO_DIGEST.encode(), 1)).hexdigest() == sha256
-
-
-def layers_of(manifest: Sequence[Mapping[str, Any]]) -> dict[str, BundledLayer]:
+def layers_of(entries: Sequence[LayerEntry]) -> dict[str, BundledLayer]:
     """The layers of a manifest by their names."""
-    return {each["name"]: _layer(each) for each in manifest}
+    return {each.name: _layer(each) for each in entries}
 
 
-def _layer(value: Mapping[str, Any]) -> BundledLayer:
-    launches = [(Launch.from_json(launch), launch) for launch in value["launches"]]
+def _layer(entry: LayerEntry) -> BundledLayer:
+    launches = entry.launches
     return BundledLayer(
-        value["name"],
-        spec_from_json(value["spec"]),
-        "residual" in value["tensors"],
-        tuple(_cubin(cubin, arch, launch) for launch, entry in launches for arch, cubin in entry["cubins"].items()),
-        tuple(_cubin(entry["ptx"], entry["ptx"]["arch"], launch) for launch, entry in launches if "ptx" in entry),
-        value["weights"],
-        value["rows_per_image"],
+        entry.name,
+        entry.layer_spec,
+        entry.tensors.residual is not None,
+        tuple(_cubin(cubin, arch, each.launch) for each in launches for arch, cubin in each.cubins.items()),
+        tuple(_cubin(each.ptx, each.ptx.arch, each.launch) for each in launches if each.ptx is not None),
+        entry.weights.sha256,
+        entry.weights.nonzeros,
+        entry.rows_per_image,
     )
 
 
-def _member(value: Mapping[str, Any]) -> Member:
-    return Member(value["path"], value["sha256"], value["bytes"])
+def _member(entry: NetworkEntry | RuntimeFile) -> Member:
+    return Member(entry.path, entry.sha256, entry.bytes)
 
 
-def _cubin(value: Mapping[str, Any], arch: str, launch: Launch) -> Cubin:
-    return Cubin(value["path"], value["sha256"], value["bytes"], arch, launch)
+def _cubin(entry: CubinEntry | PtxEntry, arch: str, launch: Launch) -> Cubin:
+    return Cubin(entry.path, entry.sha256, entry.bytes, arch, launch)

@@ -17,9 +17,10 @@ from zipfile import ZipFile, ZipInfo
 from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, Linear, SkippedLayer
+from farm.bundle.manifest import SCHEMA_VERSION, read_layers, with_digest
 from farm.bundle.members import MANIFEST
 from farm.bundle.ptx import KernelPtx
-from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, SCHEMA_VERSION, layers_of, with_digest
+from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, layers_of
 from farm.errors import BlobLostError, UsageError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Build, BuildResult, Job
@@ -70,7 +71,7 @@ def write_bundle(
                     _add_ptx(entry, kernel, path)
     manifest = _manifest(job, layers, toolchain, missing)
     if job.network is not None and not missing:
-        found = network_files(layers_of(layers), _network(store, job, job.network))
+        found = network_files(layers_of(read_layers(layers)), _network(store, job, job.network))
         files |= {NETWORK: found.network, **found.others}
         manifest |= {"network": _network_entry(found.network), "runtime": found.entry}
     files[MANIFEST] = with_digest(manifest)

@@ -81,8 +81,8 @@ class _Swap:
         self._open = dict(bundle.layers)
         """Layers without a match so far."""
         self._by_digest: dict[str, list[str]] = {}
-        for value in bundle.manifest["layers"]:
-            self._by_digest.setdefault(value["weights"]["sha256"], []).append(value["name"])
+        for name, layer in bundle.layers.items():
+            self._by_digest.setdefault(layer.weights_digest, []).append(name)
         self._known: set[str] = set()
         """Layers whose weights a module has."""
         self._made: dict[fx.Node, fx.Node] = {}

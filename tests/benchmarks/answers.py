@@ -47,10 +47,12 @@ def bundle_outputs(bundle: Path, count: int) -> NDArray[Any]:
     from farm.torch import load
 
     network = load(bundle)
-    [taken] = Bundle(bundle).manifest["network"]["inputs"]
-    given = images(tuple(taken["shape"][1:]), count)
+    entry = Bundle(bundle).manifest.network
+    assert entry is not None
+    [taken] = entry.inputs
+    given = images(tuple(map(int, filter(None, taken.shape[1:]))), count)
     with torch.inference_mode():
-        return np.concatenate([network(torch.from_numpy(x.astype(taken["dtype"])).cuda()).cpu().numpy() for x in given])
+        return np.concatenate([network(torch.from_numpy(x.astype(taken.dtype)).cuda()).cpu().numpy() for x in given])
 
 
 def compared(found: NDArray[Any], expected: NDArray[Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from codegen.model_zoo import lenet5, write_network
 from codegen.toolchain.tools import Toolchain
 from codegen.verification.reference import layer_output
 from farm.api import Farm
-from farm.bundle.reader import Bundle, BundledLayer, with_digest
+from farm.bundle.manifest import with_digest
+from farm.bundle.reader import Bundle, BundledLayer
 from farm.cuda import prefetch
 from farm.cuda.driver import call, new_stream
 from farm.cuda.graph import CudaGraph

@@ -29,6 +29,7 @@ FARM_LAYERS = (
     ("ledger", "executors", "bundle.ptx"),
     ("cuda",),
     ("bundle.members",),
+    ("bundle.manifest",),
     ("bundle.reader",),
     ("bundle.contents",),
     ("runtime",),
@@ -54,6 +55,7 @@ DOORS = {
     "onnx": {"codegen/frontend/onnx/", "codegen/model_zoo/"},
     "onnxruntime": {"farm/verify/onnxruntime_reference.py"},
     "pycuda": {"farm/cuda/device.py"},
+    "pydantic": {"farm/bundle/manifest.py"},
     "ray": {"farm/executors/ray/connection.py", "farm/executors/ray/private.py"},
     "rich": {"cli/"},
     "sqlalchemy": {"farm/ledger/", "migrations/"},
@@ -79,10 +81,12 @@ SLOW = {
     "onnxruntime",
     "prometheus_client",
     "pycuda",
+    "pydantic",
     "ray",
     "torch",
 }
 WHOLLY = (
+    "farm/bundle/manifest.py",
     "farm/bench/graphchallenge/torch_",
     "farm/bench/networks/torch_",
     "farm/torch/",

@@ -16,7 +16,6 @@ from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
 from codegen.sass.verify.hazards import check_cubin
 from farm.api import Farm
-from farm.bundle.reader import Bundle
 from farm.config.settings import Settings
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
@@ -24,7 +23,7 @@ from farm.ledger import open_ledger
 from farm.qualification.record import QualificationRecord
 from farm.store import open_store
 from farm.store.contract import blob_digest
-from tests.bundle_samples import validator
+from tests.bundle_samples import manifest_of, validator
 from tests.qualification_samples import qualified
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import NET, Tools
@@ -86,7 +85,7 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
 ) -> None:
     [job] = farm.compile([NET], DIRECT)
     farm.fetch(job.id, tmp_path / "out")
-    manifest = Bundle(tmp_path / "out").manifest
+    manifest = manifest_of(tmp_path / "out")
     validator().validate(manifest)
     cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
     assert [cubin["assembler"] for cubin in cubins] == ["direct", "direct"]

@@ -13,7 +13,7 @@ from farm.bundle.reader import Bundle
 from farm.config.settings import Settings
 from farm.errors import JobFailedError, UsageError
 from farm.jobs.model import Job, Status
-from tests.bundle_samples import contents, validator
+from tests.bundle_samples import contents, manifest_of, validator
 from tests.samples import SMALLER
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
@@ -63,9 +63,9 @@ def test_an_architecture_that_failed_is_left_out_of_every_layer(farm: Farm, tool
     job = refused(farm, tools, 'case "$*" in *sm_90*) true;; *) false;; esac')
     path = farm.fetch(job.id, tmp_path / "net.farm", partial=True)
     bundle = Bundle(path)
-    validator().validate(bundle.manifest)
+    validator().validate(manifest_of(path))
     assert list(bundle.layers) == ["conv1", "conv2"]
-    assert {each["name"]: each["archs"] for each in bundle.manifest["missing"]} == {
+    assert {each.name: list(each.archs) for each in bundle.missing} == {
         "conv1": ["sm_90"],
         "conv2": ["sm_90"],
     }

@@ -12,10 +12,9 @@ import pytest
 from cli.main import run
 from codegen.ir.checkpoint import Layer, Weights
 from farm.api import Farm
-from farm.bundle.reader import Bundle
 from farm.config.settings import Settings
 from farm.jobs.model import BuildOptions, Status
-from tests.bundle_samples import validator
+from tests.bundle_samples import manifest_of, validator
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import Tools
 from tests.verifications import assert_right
@@ -98,7 +97,7 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
 ) -> None:
     [job] = farm.compile([checkpoint(*LAYERS)], PATCH)
     farm.fetch(job.id, tmp_path / "out")
-    manifest = Bundle(tmp_path / "out").manifest
+    manifest = manifest_of(tmp_path / "out")
     validator().validate(manifest)
     cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
     assert [cubin["assembler"] for cubin in cubins] == ["patch", "patch"]

@@ -16,7 +16,7 @@ from farm.config.settings import Settings
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Job, Status
 from farm.store import open_store
-from tests.bundle_samples import validator
+from tests.bundle_samples import manifest_of, validator
 from tests.toolchain.tools import NET
 
 
@@ -38,8 +38,9 @@ def test_the_newest_ptx_is_in_the_bundle_and_becomes_code_for_a_later_gpu(
     assert run(["fetch", job.id, "-o", str(folder), "--ptx", "--verify"]) == 0
     assert capsys.readouterr().out == f"{folder / 'manifest.json'}: 4 cubins\n"
     bundle = Bundle(folder)
-    validator().validate(bundle.manifest)
-    for layer in bundle.manifest["layers"]:
+    manifest = manifest_of(folder)
+    validator().validate(manifest)
+    for layer in manifest["layers"]:
         for launch in layer["launches"]:
             assert ("ptx" in launch) == ("sm_80" in launch["cubins"])
             if "ptx" in launch:

@@ -14,7 +14,7 @@ from codegen.toolchain.ptxas import Cubin
 from farm.api import Farm
 from farm.bundle.reader import Bundle
 from farm.jobs.model import BuildOptions, Job, JobDetail, Status
-from tests.bundle_samples import validator
+from tests.bundle_samples import manifest_of, validator
 from tests.samples import checkpoint, cut_in_two, layer
 from tests.toolchain.tools import NET, Tools
 from tests.verifications import assert_right
@@ -50,7 +50,7 @@ def test_it_is_one_cubin_and_one_launch_beside_the_parts_of_other_architectures(
     assert parts_made(detail, "sm_90") == [[(0, "direct")]] * 2
     assert parts_made(detail, "sm_80") == [[(0, "ptxas"), (1, "ptxas")]] * 2
     farm.fetch(job.id, tmp_path / "out")
-    manifest = Bundle(tmp_path / "out").manifest
+    manifest = manifest_of(tmp_path / "out")
     validator().validate(manifest)
     for one, described in zip(NET.layers, manifest["layers"], strict=True):
         launches = [launch for launch in described["launches"] if "sm_90" in launch["cubins"]]

@@ -87,7 +87,7 @@ def test_the_schema_notices_a_missing_part(part: str, tmp_path: Path, store: Mem
 def test_a_manifest_of_another_version_is_refused(version: int, tmp_path: Path, store: MemoryStore) -> None:
     manifest = write(tmp_path / "out", store)
     (tmp_path / "out" / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
-    with pytest.raises(UsageError, match=rf"version {version}, .* reads version 2: fetch it again"):
+    with pytest.raises(UsageError, match=rf"version {version}, .* reads version 2\. Fetch the bundle again"):
         Bundle(tmp_path / "out")
 
 
@@ -228,7 +228,7 @@ def test_activations_are_in_the_manifest(step: Activation, tmp_path: Path, store
 
 
 def test_a_layer_that_writes_into_a_larger_tensor_has_its_output_step(tmp_path: Path, store: MemoryStore) -> None:
-    placed = replace(LAUNCH, arguments=(*LAUNCH.arguments, "output_step"), output_step=4_800)
+    placed = replace(LAUNCH, arguments=(*LAUNCH.arguments, "output_step"), output_step=4 * 8 * 5)
     results = [result(0, arch, launch=placed) for arch in JOB.options.archs]
     path = write_bundle(tmp_path / "out", JOB, [build(0, "conv1")], results, TOOLS, store)
     manifest = json.loads(path.read_text())

@@ -23,7 +23,7 @@ from farm.bundle.reader import Bundle
 from farm.bundle.writer import write_bundle
 from farm.runtime.lowering import RefusedError
 from farm.runtime.planner import plan_network
-from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, result, stored_cubins, validator
+from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, manifest_of, result, stored_cubins, validator
 from tests.unit.onnx_models import info, model, save, tensor, values
 
 SKIPPED = SkippedLayer("fc", "Gemm", "its weights are not constant", 60, SPEC.multiply_adds)
@@ -50,7 +50,7 @@ def written(path: Path, model_path: Path) -> Path:
 
 def test_ptx_is_a_file_of_the_launch_whose_cubins_were_made_from_it(bundle: Path) -> None:
     opened = Bundle(bundle)
-    validator().validate(opened.manifest)
+    validator().validate(manifest_of(bundle))
     [layer] = opened.layers.values()
     [ptx] = layer.ptx
     assert (ptx.path, ptx.arch, opened.cubin(ptx)) == ("conv1/compute_80.ptx", "compute_80", PTX)

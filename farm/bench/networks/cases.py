@@ -68,7 +68,7 @@ def bundles_for(models: Sequence[NetworkModel], batches: Sequence[int], paths: S
     for path in paths:
         bundle = Bundle(path)
         model = _model_of(bundle, models)
-        key = model.key(int(bundle.manifest["batch"]))
+        key = model.key(bundle.manifest.batch)
         if key in found:
             raise UsageError(f"{found[key]} and {path} are both of {model.name} at batch {key.batch}: give one of them")
         found[key] = path
@@ -97,11 +97,11 @@ def _model_of(bundle: Bundle, models: Sequence[NetworkModel]) -> NetworkModel:
 def difference(bundle: Bundle, checkpoint: Checkpoint) -> str:
     """Why a bundle does not belong to a model; empty if all its layers have the model's weights."""
     layers = {layer.name: layer for layer in checkpoint.layers}
-    for value in bundle.manifest["layers"]:
-        layer = layers.get(value["name"])
+    for name, bundled in bundle.layers.items():
+        layer = layers.get(name)
         if layer is None:
-            return f"it has no layer {value['name']}"
-        if layer.weights.digest != value["weights"]["sha256"]:
+            return f"it has no layer {name}"
+        if layer.weights.digest != bundled.weights_digest:
             return f"its layer {layer.name} has other weights"
     return ""
 

@@ -154,7 +154,7 @@ class NetworkSession:
         facts: dict[str, Any] = {
             "load_seconds": round(self._clock() - begun, 3),
             "compile_seconds": case.compile_seconds,
-            "job": case.bundle.manifest["job"]["id"],
+            "job": case.bundle.manifest.job.id,
             "layers": len(case.bundle.layers),
             "launches": sum(len(each.kernels) for each in layer_kernels(case.bundle, self._gpu.arch)),
             "code_bytes": code_bytes(case.bundle, self._gpu.arch),
