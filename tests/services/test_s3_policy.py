@@ -23,7 +23,7 @@ PART = 5 * 2**20
 RECORD = {"cubin": "ab" * 32}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def roles(ceph: Ceph) -> dict[str, tuple[str, str]]:
     """A user for each role, with key and secret."""
     return {role: ceph.new_user(role) for role in ROLES}

@@ -11,6 +11,7 @@ import pytest
 from codegen.sass.cubin import CubinFile
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
+from farm.bundle.manifest import read_layers
 from farm.bundle.reader import layers_of
 from farm.cuda.code_address import with_address
 from farm.cuda.prefetch import BLOCKS, GpuLimits, estimate_layer, plan_prefetches
@@ -71,7 +72,7 @@ def test_a_graph_fetches_code_by_its_address_as_planned(
     played: Played, deep: Path, cubin: bytes, language: str
 ) -> None:
     assert played.run(language, deep, IMAGES_AT_ONCE, arch=86, recorded=True) == ""
-    layers = layers_of(json.loads((deep / "manifest.json").read_text())["layers"]).values()
+    layers = layers_of(read_layers(json.loads((deep / "manifest.json").read_text())["layers"])).values()
     cubins = [layer.cubins_for("sm_86")[0] for layer in layers]
     gpu, moved_bytes = GpuLimits(132, 60_000_000), 2 * 4 * 16 * 28 * 28
     runs = [estimate_layer([(each.launch, each.bytes)], moved_bytes, IMAGES_AT_ONCE, gpu) for each in cubins]
