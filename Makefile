@@ -8,7 +8,7 @@ PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
 BIN := .venv/bin
 # Folders of tests/ that `make test` leaves to `make test-all`.
-SLOW := browser chaos cluster differential models
+SLOW := browser chaos cluster differential digits models
 TESTS = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 20 --durations-min 10
 # One line for each large package, so that the slow step is seen to move; errors come through stderr.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt

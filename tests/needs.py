@@ -54,6 +54,7 @@ NEEDS: dict[str, tuple[Callable[[], str | None], ...]] = {
     "chaos": (lacks_toolchain, lacks_ray, lacks_ceph, lacks_postgresql),
     "cluster": (lacks_ray, lacks_ceph, lacks_postgresql),
     "differential": (lacks_toolchain,),
+    "digits": (lacks_toolchain, lacks_torch),
     "gpu": (lacks_gpu,),
     "models": (lacks_toolchain,),
     "packages": (lacks_wish_to_install,),

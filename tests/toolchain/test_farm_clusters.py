@@ -15,7 +15,7 @@ from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
 from tests.samples import checkpoint, layer
 
-DEEP = Conv2d(512, 7, 7, 32, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(low=0.0)))
+DEEP = Conv2d(512, 7, 7, 16, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(low=0.0)))
 NET = checkpoint(layer("deep", spec=DEEP, sparsity=0.95))
 OPTIONS = BuildOptions(("sm_80", "sm_90", "sm_120"), batch=1)
 

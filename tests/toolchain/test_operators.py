@@ -18,56 +18,27 @@ from codegen.ir.dtypes import from_float32, to_float32
 from codegen.ir.layer_spec import Conv2d, plain
 from codegen.ir.tiling import Form, Part, Tiling
 from codegen.kernels import products_together, stream_count
-from codegen.model_zoo import TEN_OPERATORS, random_weights
+from codegen.model_zoo import random_weights
 from codegen.model_zoo.pruning import random_bounds
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
-from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.toolchain.tools import ToolLimits, find_toolchain
 from codegen.verification.compare import random_gate, random_input, random_residual
 from codegen.verification.dot_products import gated_input
 from codegen.verification.reference import layer_output
 from tests.error_bounds import error_bound
-from tests.templates import shared_template, verify_random_run
+from tests.templates import shared_template
 from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import half_of_the_weights, rounded, run, template_of
 
 LIMITS = ToolLimits(300)
-SPARSITIES = (0.0, 0.5, 0.9, 1.0)
-SMALL_OPERATORS = ("lenet-conv1", "lenet-conv2", "alexnet-conv1")
-"""Those quick enough to compile for every sparsity; the others are for one."""
-RELATIVE_ERROR = 1e-6
 ROLLED = [n for n, case in CASES.items() if case.tiling.form == "rolled" and not case.tiling.reads_table]
 
 
 def in_parts(case: Case) -> bool:
     """Whether it can be launched in parts: it has several K groups, which do not begin side by side."""
     return case.tiling.order != "place" and stream_count(case.spec, case.tiling) > case.tiling.cluster
-
-
-def chosen_and_verified(spec: Conv2d, sparsity: float, form: Form) -> None:
-    weights = random_weights(spec, sparsity)
-    nonzeros = weights.nonzeros_per_output
-    # One template of the full form for all sparsities: nvcc takes seconds for each.
-    tenth = np.full(spec.output_channels, spec.weights_count // spec.output_channels // 10)
-    tiling = choose_tiling(spec, 64, tenth if form == "full" else nonzeros, form=form)
-    found = verify_random_run(shared_template(spec, tiling), weights, choose_parts(spec, tiling, nonzeros))
-    assert found.ok, found.message
-    assert found.relative_error < RELATIVE_ERROR
-
-
-@pytest.mark.parametrize(
-    ("name", "sparsity"),
-    [(name, sparsity) for name in TEN_OPERATORS for sparsity in (SPARSITIES if name in SMALL_OPERATORS else (0.9,))],
-)
-def test_the_ten_operators_compute_what_they_should(name: str, sparsity: float) -> None:
-    chosen_and_verified(TEN_OPERATORS[name], sparsity, "rolled")
-
-
-@pytest.mark.parametrize("sparsity", SPARSITIES)
-def test_the_full_form_computes_what_it_should(sparsity: float) -> None:
-    chosen_and_verified(TEN_OPERATORS["lenet-conv1"], sparsity, "full")
 
 
 def gated(case: Case, x: NDArray[Any]) -> NDArray[Any]:

@@ -6,13 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, get_args
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from codegen.emulator.sass.emulate import run
 from codegen.errors import DeviceError, MachineCodeError
 from codegen.ir.layer_spec import (
     AddResidual,
@@ -24,9 +21,6 @@ from codegen.ir.layer_spec import (
     Step,
     Swish,
     Tanh,
-    is_bounded,
-    is_gated,
-    is_pooled,
 )
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
@@ -38,15 +32,10 @@ from codegen.sass.isa.operands import operands
 from codegen.sass.qualification import supported_data_types
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import ToolLimits, find_toolchain
-from codegen.verification.compare import poisoned, random_gate, random_residual
-from farm.qualification.build import BuildPool, BuiltShape, Kernels, LayerPair, build_shape
+from farm.qualification.build import BuildPool, BuiltShape, LayerPair, build_shape
 from farm.qualification.comparator import Comparison, count_differing
 from farm.qualification.corpus import (
-    BOUNDED_EVERY,
-    GATED_EVERY,
     LAYERS_PER_SHAPE,
-    POOLED_EVERY,
-    SPLIT_EVERY,
     Shape,
     draw_shape,
     mask_name,
@@ -59,70 +48,18 @@ from farm.qualification.qualify import (
     collect_outcome,
     compare_shapes,
 )
+from tests.emulated_comparator import EmulatedComparator, FixedBuilder, result_of
 from tests.templates import shared_template, verify_random_run
 
 SHAPE = 2
 """A 3x3 convolution whose layers are small."""
-SPLIT_SHAPE = 7
-"""One whose channels are split over a cluster."""
-GATED_SHAPE = 5
-POOLED_SHAPE = 11
-BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE = 9, 4
 LIMITS = ToolLimits(120)
-
-
-class EmulatedComparator:
-    """Runs machine code on the CPU."""
-
-    name, arch, driver = "NVIDIA Made-Up", "sm_90", "13.0"
-
-    def compare(self, shape: Shape, layers: Sequence[LayerPair]) -> Iterator[Comparison]:
-        for layer in layers:
-            by_ptxas, direct = (self._output(shape, kernels) for kernels in (layer.ptxas, layer.direct))
-            yield Comparison(layer.variant, by_ptxas.size, count_differing(by_ptxas, direct))
-
-    def _output(self, shape: Shape, kernels: Kernels) -> NDArray[Any]:
-        output = poisoned(shape.spec, shape.batch)
-        arrays = {
-            "input": shape.input(),
-            "output": output,
-            "residual": random_residual(shape.spec, shape.batch, shape.number),
-            "gate": random_gate(shape.spec, shape.batch, shape.number),
-        }
-        for cubin, launch in kernels:
-            given: dict[str, Any] = {**arrays, **launch.numbers(shape.batch)}
-            arguments = [given[name] for name in launch.arguments]
-            grid = launch.grid_at(shape.batch)
-            run(CubinFile.read(cubin), grid, launch.block, launch.shared_bytes, arguments)
-        return output
-
-
-class FixedBuilder:
-    """Returns one prepared shape for every number."""
-
-    def __init__(self, built: BuiltShape) -> None:
-        self.built = built
-        self.asked: list[tuple[int, int]] = []
-
-    def submit(self, number: int, data_type: DataType, variants: int = LAYERS_PER_SHAPE) -> Future[BuiltShape]:
-        self.asked.append((number, variants))
-        future: Future[BuiltShape] = Future()
-        future.set_result(replace(self.built, data_type=data_type))
-        return future
 
 
 @pytest.fixture(scope="module")
 def built() -> BuiltShape:
     """All layers with odd masks, and two others."""
     return build_shape(SHAPE, "float32", 12, "sm_90", find_toolchain(), LIMITS)
-
-
-def result_of(built: BuiltShape, comparator: EmulatedComparator | None = None) -> ShapeResult:
-    gpu, plan = comparator or EmulatedComparator(), QualificationPlan(layers=1)
-    events = list(compare_shapes(gpu, FixedBuilder(built), plan, "13.0", ahead=1))
-    assert isinstance(events[0], Started)
-    assert isinstance(events[-1], ShapeResult)
-    return events[-1]
 
 
 def test_layers_with_odd_masks_give_the_same_bits_both_ways(built: BuiltShape) -> None:
@@ -138,60 +75,6 @@ def test_layers_with_odd_masks_give_the_same_bits_both_ways(built: BuiltShape) -
     assert found.tally.outputs > 500
     assert found.tally.wrong == ()
     assert found.evidence == ()
-
-
-def test_one_float32_shape_of_three_is_split_over_clusters_and_its_layers_give_the_same_bits_both_ways() -> None:
-    shapes = [each for number in range(30) if (each := draw_shape(number, "float32"))]
-    assert {shape.number for shape in shapes if shape.tiling.cluster > 1} == {
-        shape.number for shape in shapes if shape.number % SPLIT_EVERY == 1
-    }
-    built = build_shape(SPLIT_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-    assert built.shape is not None
-    assert built.shape.tiling.cluster > 1
-    masks = {mask_name(layer.variant) for layer in built.layers}
-    assert {"one share of the channels empty", "one share of the channels left"} <= masks
-    assert len(built.layers) == 8
-    assert result_of(built).tally.wrong == ()
-
-
-def test_one_shape_of_four_has_a_pool_and_its_layers_give_the_same_bits_both_ways() -> None:
-    for data_type in get_args(DataType):
-        shapes = [each for number in range(30) if (each := draw_shape(number, data_type))]
-        split = {each.number for each in shapes if each.tiling.cluster > 1 or is_gated(each.spec)}
-        assert {each.number for each in shapes if is_pooled(each.spec)} == {
-            each.number for each in shapes if each.number % POOLED_EVERY == 3 and each.number not in split
-        }
-    built = build_shape(POOLED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-    assert built.shape is not None
-    assert is_pooled(built.shape.spec)
-    assert len(built.layers) == 8
-    assert result_of(built).tally.wrong == ()
-
-
-def test_one_shape_of_five_has_gates_and_its_layers_give_the_same_bits_both_ways() -> None:
-    numbers: dict[DataType, set[int]] = {"float32": set(), "bfloat16": set()}
-    for data_type, gated in numbers.items():
-        shapes = [each for number in range(30) if (each := draw_shape(number, data_type))]
-        gated |= {shape.number for shape in shapes if is_gated(shape.spec)}
-        assert gated == {shape.number for shape in shapes if shape.number % GATED_EVERY == 0}
-    assert any(shape.tiling.cluster > 1 for number in numbers["float32"] if (shape := draw_shape(number, "float32")))
-    built = build_shape(GATED_SHAPE, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-    assert built.shape is not None
-    assert is_gated(built.shape.spec)
-    assert len(built.layers) == 8
-    assert result_of(built).tally.wrong == ()
-
-
-def test_one_float32_shape_of_five_has_bounds_and_its_layers_give_the_same_bits_both_ways() -> None:
-    shapes = [each for number in range(30) if (each := draw_shape(number, "float32"))]
-    bounded = [each for each in shapes if is_bounded(each.spec)]
-    assert bounded == [each for each in shapes if each.number % BOUNDED_EVERY == BOUNDED_EVERY - 1]
-    assert {each.tiling.cluster > 1 for each in bounded} == {True, False}
-    for number in (BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE):
-        built = build_shape(number, "float32", 8, "sm_90", find_toolchain(), LIMITS)
-        assert built.shape in bounded
-        assert len(built.layers) == 8
-        assert result_of(built).tally.wrong == ()
 
 
 def test_a_layer_that_differs_is_named_and_both_its_cubins_are_kept(built: BuiltShape) -> None:
