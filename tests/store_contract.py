@@ -38,8 +38,12 @@ class StoreContract:
         assert store.get_record("cubin", "ab" * 32) is None
         assert not store.holds("ab" * 32)
 
-    def test_a_store_holds_what_was_put(self, store: Store) -> None:
-        assert store.holds(store.put(b"held"))
+    def test_a_store_holds_what_was_put_in_its_own_size_only(self, store: Store) -> None:
+        digest = store.put(b"held")
+        assert store.holds(digest)
+        assert store.holds(digest, 4)
+        assert not store.holds(digest, 3)
+        assert not store.holds("ab" * 32, 0)
 
     def test_a_record_comes_back_and_the_last_one_wins(self, store: Store) -> None:
         store.put_record("cubin", KEY, {"a": 1, "b": [1, 2], "c": {"d": None}})
@@ -192,6 +196,14 @@ class SharedStoreContract(StoreContract):
             assert place.open_read_only().get(digest) is None
             assert place.open().put(b"right") == digest
             assert place.open_read_only().get(digest) == b"right"
+
+    def test_a_truncated_blob_is_not_held_and_a_flipped_bit_is_left_to_who_reads(self, place: Place) -> None:
+        digest = place.open().put(b"right")
+        place.overwrite(blob_name(digest), b"sight")
+        assert place.open_read_only().holds(digest, 5)
+        assert place.open_read_only().get(digest) is None
+        place.overwrite(blob_name(digest), b"righ")
+        assert not place.open_read_only().holds(digest, 5)
 
     def test_a_damaged_record_counts_as_missing(self, place: Place) -> None:
         store = place.open()

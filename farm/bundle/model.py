@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
-from farm.bundle.writer import read_cubin
 from farm.errors import CancelledError, JobFailedError, UnfinishedError, UsageError
 from farm.jobs.model import Build, BuildResult, JobDetail, Status
 from farm.store.contract import Store
+from farm.worker.cache_lookup import read_cubin
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,11 @@ def compiled_model(detail: JobDetail, store: Store) -> CompiledModel:
     for build in detail.builds:
         results = detail.results_of(build)
         for arch in build.archs(detail.job.options):
-            parts = tuple(_part(detail, build, each, store) for each in results if each.arch == arch)
+            parts = tuple(_part(build, each, store) for each in results if each.arch == arch)
             layers.setdefault(build.layer, {})[arch] = CompiledLayer(build.layer, arch, build.spec, parts)
     return CompiledModel(detail.job.id, layers, detail.job.skipped)
 
 
-def _part(detail: JobDetail, build: Build, result: BuildResult, store: Store) -> CompiledPart:
-    return CompiledPart(
-        read_cubin(store, detail.job, build, result), result.known_launch, result.registers, result.spill_bytes
-    )
+def _part(build: Build, result: BuildResult, store: Store) -> CompiledPart:
+    data = read_cubin(store, result.cubin, build.cubin_name(result.arch, result.part))
+    return CompiledPart(data, result.known_launch, result.registers, result.spill_bytes)

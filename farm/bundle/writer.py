@@ -26,6 +26,7 @@ from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Build, BuildResult, Job
 from farm.runtime.plan_files import network_files
 from farm.store.contract import Store, blob_digest
+from farm.worker.cache_lookup import read_cubin
 
 ARCHIVE_SUFFIX = ".farm"
 """Suffix of a bundle in one file: an uncompressed zip archive."""
@@ -63,7 +64,8 @@ def write_bundle(
         layers.append(entry)
         for build in same:
             for result in of_build[build.id]:
-                files[_path(build, result, folder)] = read_cubin(store, job, build, result)
+                name = build.cubin_name(result.arch, result.part)
+                files[_path(build, result, folder)] = read_cubin(store, result.cubin, name)
             for kernel in ptx:
                 if kernel.result.build == build.id:
                     path = _ptx_path(build, kernel, folder)
@@ -100,15 +102,6 @@ def _add_ptx(layer: dict[str, Any], kernel: KernelPtx, path: str) -> None:
         if launch["cubins"].get(result.arch, {}).get("cubin_key") == result.cubin_key:
             digest, count = blob_digest(kernel.text), len(kernel.text)
             launch["ptx"] = {"path": path, "sha256": digest, "bytes": count, "arch": kernel.virtual_arch}
-
-
-def read_cubin(store: Store, job: Job, build: Build, result: BuildResult) -> bytes:
-    """One cubin of a job that succeeded. Raises BlobLostError if the store has lost it."""
-    data = store.get(result.cubin) if result.cubin is not None else None
-    if data is None:
-        name = build.cubin_name(result.arch, result.part)
-        raise BlobLostError(f"job {job.id}: {store.describe()} has lost the cubin {name}: run farm compile again")
-    return data
 
 
 def _network(store: Store, job: Job, digest: str) -> bytes:

@@ -23,9 +23,9 @@ from farm.jobs.model import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
 from farm.scheduler.plan import Plan, plan
 from farm.store.contract import Store
-from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE
+from farm.worker.cache_lookup import find_cubin, has_template
 from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
-from farm.worker.messages import CubinRequest
+from farm.worker.messages import CubinRequest, Request
 
 INSTRUCTION_BYTES = 16
 LOOKERS = 8
@@ -105,7 +105,7 @@ def forecast(
     """Forecast of the jobs of checkpoints; `recache` ignores the contents of the store."""
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
     todo = plan([(job, job.builds) for job in jobs], toolchain, qualifications)
-    there = set() if recache else _templates_there(todo, store) | _cubins_there(todo, store)
+    there = set() if recache else _there(todo, store)
     streams = {
         (job.id, build.id): _streams(build, model)
         for job, model in zip(jobs, checkpoints, strict=True)
@@ -190,26 +190,15 @@ def _skeletons_made(keys: Iterable[str], store: Store) -> dict[str, bool]:
         return {key: "refused" not in record for key, record in records if record is not None}
 
 
-def _templates_there(todo: Plan, store: Store) -> set[str]:
-    return _there(store, TEMPLATE_STAGE, "ptx", [template.key for template in todo.templates])
+def _there(todo: Plan, store: Store) -> set[str]:
+    """Keys of the templates and cubins in the store; a recorded refusal counts, as nothing is built then."""
 
+    def is_there(request: Request) -> bool:
+        if isinstance(request, CubinRequest):
+            return find_cubin(store, request.key, whole=request.whole) is not None
+        return has_template(store, request.key)
 
-def _cubins_there(todo: Plan, store: Store) -> set[str]:
-    """Cubins in the store; a recorded refusal by ptxas counts, as nothing is built then."""
-    return _there(store, CUBIN_STAGE, "cubin", [cubin.key for cubin in todo.cubins])
-
-
-def _there(store: Store, stage: str, field: str, keys: Sequence[str]) -> set[str]:
-    """Keys with a record in the store, and with the blob that one of its fields names."""
-
-    def is_there(key: str) -> bool:
-        record = store.get_record(stage, key)
-        if record is None or "error" in record:
-            return record is not None
-        try:
-            return store.holds(str(record[field]))
-        except (KeyError, ValueError):
-            return False  # written by another version: built again
-
+    requests: list[Request] = [*todo.templates, *todo.cubins]
     with ThreadPoolExecutor(LOOKERS) as pool:
-        return {key for key, found in zip(keys, pool.map(is_there, keys), strict=True) if found}
+        found = zip(requests, pool.map(is_there, requests), strict=True)
+        return {request.key for request, there in found if there}

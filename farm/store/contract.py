@@ -1,7 +1,8 @@
 """The contract of stores: blobs under their digests, and small records of which blobs an action made.
 
-Blobs are content-addressed and written once. Both kinds are read with `get`, not tested for existence first: between
-the test and the read the answer may change. `holds` is for one caller only, which reads nothing after it.
+Blobs are content-addressed and written once. Whoever needs the bytes reads with `get`, without a test before it:
+between the test and the read the answer may change. `holds` is for cache lookups, which need no bytes; damage that
+leaves the size is found by whoever reads them.
 
 Reading a blob refreshes its age: `get`, `put` of the same bytes, `holds`. Garbage collection removes nothing younger
 than GRACE_SECONDS, and so nothing that a job has just found and will soon refer to.
@@ -99,8 +100,8 @@ class Store(Protocol):
     def put(self, data: bytes) -> str:
         """Writes a blob unless it exists undamaged, and returns its digest."""
 
-    def holds(self, digest: str) -> bool:
-        """Whether the blob exists, damaged or not: for a cache in front, which has the bytes already."""
+    def holds(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Whether the blob exists, and has that size if one is given; its bytes are not read."""
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record of `key` at `stage` ("template", "cubin"); None if it is missing or damaged."""

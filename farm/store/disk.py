@@ -50,10 +50,16 @@ class DiskStore:
             self._write(self._blob(digest), data)
         return digest
 
-    def holds(self, digest: str) -> bool:
-        """Whether the blob exists, damaged or not."""
+    def holds(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Whether the blob exists, and has that size if one is given; its bytes are not read."""
         path = self._blob(digest)
-        return path.exists() and self._refresh(path, None)
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unreadable(path, error) from None
+        return size_bytes in (None, found.st_size) and self._refresh(path, None)
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None if it is missing or damaged."""

@@ -35,12 +35,14 @@ class MemoryStore:
         self._used[digest] = time.time()
         return digest
 
-    def holds(self, digest: str) -> bool:
-        """Whether the blob exists, damaged or not."""
+    def holds(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Whether the blob exists, and has that size if one is given."""
         check_name("blob", digest)
-        if digest in self._blobs:
-            self._used[digest] = time.time()
-        return digest in self._blobs
+        data = self._blobs.get(digest)
+        if data is None or size_bytes not in (None, len(data)):
+            return False
+        self._used[digest] = time.time()
+        return True
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record of `key` at `stage`; None if it is missing."""

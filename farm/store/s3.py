@@ -97,11 +97,13 @@ class S3Store:
             self._write(self._blob(digest), data)
         return digest
 
-    def holds(self, digest: str) -> bool:
-        """Whether the blob exists, damaged or not."""
+    def holds(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Whether the blob exists, and has that size if one is given; its bytes are not read."""
         key = self._blob(digest)
         found = self._head(key)
-        return found is not None and self._refresh(key, found.get("LastModified"))
+        if found is None or size_bytes not in (None, found["ContentLength"]):
+            return False
+        return self._refresh(key, found.get("LastModified"))
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None if it is missing or damaged."""

@@ -24,7 +24,7 @@ class TieredStore:
     def get(self, digest: str) -> bytes | None:
         """The blob, from the near store if possible.
 
-        A blob that only the near store still has is put back into the far one, so that other machines find it.
+        A blob that the far store has lost or truncated is put back into it, so that other machines find it.
         """
         data = None
         with suppress(StoreError):
@@ -35,7 +35,7 @@ class TieredStore:
                 self._keep(data)
         elif not self._read_only:
             with suppress(StoreUnavailableError):  # an undamaged copy is valid even while the far store is unreachable
-                if not self._far.holds(digest):
+                if not self._far.holds(digest, len(data)):
                     self._far.put(data)
         return data
 
@@ -45,9 +45,9 @@ class TieredStore:
         self._keep(data)
         return digest
 
-    def holds(self, digest: str) -> bool:
-        """Whether the far store has the blob, damaged or not."""
-        return self._far.holds(digest)
+    def holds(self, digest: str, size_bytes: int | None = None) -> bool:
+        """Whether the far store has the blob, and of that size if one is given."""
+        return self._far.holds(digest, size_bytes)
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None if it is missing or damaged."""

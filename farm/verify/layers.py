@@ -25,7 +25,7 @@ from farm.errors import BlobLostError, UsageError
 from farm.jobs.model import Build, BuildResult
 from farm.store import open_store
 from farm.store.contract import Store, blob_digest
-from farm.worker.cache_lookup import find_template
+from farm.worker.cache_lookup import find_template, read_cubin
 
 
 @dataclass(frozen=True)
@@ -175,11 +175,7 @@ def _verify_cubins(
 
 
 def _cubin(store: Store, build: Build, result: BuildResult) -> bytes:
-    data = None if result.cubin is None else store.get(result.cubin)
-    if data is None:
-        name = build.cubin_name(result.arch, result.part)
-        raise BlobLostError(f"the store has lost the cubin {name}: run farm compile again")
-    return data
+    return read_cubin(store, result.cubin, build.cubin_name(result.arch, result.part))
 
 
 def _weights(store: Store, build: Build) -> Weights:

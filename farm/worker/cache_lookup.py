@@ -11,7 +11,7 @@ from typing import Any
 from codegen.errors import MachineCodeError
 from codegen.toolchain.compiler_files import stamp_of
 from codegen.toolchain.tools import Toolchain, ToolFacts
-from farm.errors import StoreError
+from farm.errors import BlobLostError, StoreError
 from farm.store.contract import Record, Store
 from farm.worker.messages import CubinFacts, CubinResult, Failure, Fault
 
@@ -30,10 +30,20 @@ def find_template(store: Store, key: str) -> str | None:
         return None  # unreadable: build again
 
 
-def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | None:
-    """A stored cubin or a stored failure of ptxas; None on a miss, also if the record's blob is gone.
+def has_template(store: Store, key: str) -> bool:
+    """Whether a template is stored; its bytes are not read."""
+    record = store.get_record(TEMPLATE_STAGE, key)
+    try:
+        return record is not None and store.holds(str(record["ptx"]))
+    except (KeyError, ValueError):
+        return False  # unreadable: build again
 
-    `whole` accepts a stored refusal to assemble the layer as one cubin, too.
+
+def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | None:
+    """A stored cubin or a stored failure of ptxas; None on a miss, also if the record's blob is gone or truncated.
+
+    Its bytes are not read: `read_cubin` finds other damage. `whole` accepts a stored refusal to assemble the layer as
+    one cubin, too.
     """
     record = store.get_record(CUBIN_STAGE, key)
     if record is None:
@@ -45,9 +55,26 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
             failure = Failure(Fault.INPUT, str(record["error"]), str(record["command"]), str(record["stderr"]))
             return CubinResult(key, failure, hit=True)
         facts = CubinFacts.from_json(record)
-        return None if store.get(facts.cubin) is None else CubinResult(key, facts, hit=True)
+        return CubinResult(key, facts, hit=True) if store.holds(facts.cubin, facts.cubin_bytes) else None
     except (KeyError, TypeError, ValueError):
         return None  # unreadable: build again
+
+
+def read_cubin(store: Store, digest: str | None, name: str) -> bytes:
+    """The bytes of a cubin; a damaged one is removed, so that the next lookup is a miss and it is built again.
+
+    Raises BlobLostError if it is lost or damaged; `name` stands in the message.
+    """
+    way_out = "run farm compile again"
+    if digest is not None:
+        data = store.get(digest)
+        if data is not None:
+            return data
+        try:
+            store.remove_damaged(digest)
+        except StoreError:  # read-only, or without the right to remove: it stays a hit
+            way_out += " with FARM_RECACHE=1"
+    raise BlobLostError(f"{store.describe()} has lost the cubin {name}: {way_out}")
 
 
 def known_toolchain(toolchain: Toolchain, store: Store) -> Toolchain:

@@ -83,19 +83,37 @@ def test_verify_runs_machine_code_for_the_architecture_whose_words_it_knows(farm
         list(farm.verify(job.id, machine=True))
 
 
-def test_a_damaged_or_lost_blob_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
+def test_a_lost_or_truncated_cubin_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:
     [job] = farm.compile([NET], OPTIONS)
     tools.calls()
-    first, second, *_ = farm.inspect(job.id).results
-    blobs = tmp_path / "store" / "v1" / "cas"
-    (blobs / str(first.cubin)[:2] / str(first.cubin)).unlink()
-    (blobs / str(second.cubin)[:2] / str(second.cubin)).write_bytes(b"\x7fELF")
-    with pytest.raises(BlobLostError, match="run farm compile again"):
-        farm.fetch(job.id, tmp_path / "out")
+    lost, truncated, *_ = [blob_of(tmp_path, str(each.cubin)) for each in farm.inspect(job.id).results]
+    lost.unlink()
+    truncated.write_bytes(b"\x7fELF")
     [job] = farm.compile([NET], OPTIONS)
     assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
     assert tools.calls() == ["ptxas"] * 2
     farm.fetch(job.id, tmp_path / "out")
+
+
+def test_a_flipped_bit_in_a_cubin_is_found_by_fetch_and_made_again_by_the_next_compile(
+    farm: Farm, tools: Tools, tmp_path: Path
+) -> None:
+    [job] = farm.compile([NET], OPTIONS)
+    tools.calls()
+    [damaged, *_] = [blob_of(tmp_path, str(each.cubin)) for each in farm.inspect(job.id).results]
+    right = damaged.read_bytes()
+    damaged.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+    with pytest.raises(BlobLostError, match=r"has lost the cubin conv1 .*: run farm compile again$"):
+        farm.fetch(job.id, tmp_path / "out")
+    [job] = farm.compile([NET], OPTIONS)
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 3)
+    assert tools.calls() == ["ptxas"]
+    farm.fetch(job.id, tmp_path / "out")
+    assert damaged.read_bytes() == right
+
+
+def blob_of(folder: Path, digest: str) -> Path:
+    return folder / "store" / "v1" / "cas" / digest[:2] / digest
 
 
 def test_a_template_that_was_lost_is_made_again_where_it_is_needed(farm: Farm, tools: Tools, tmp_path: Path) -> None:

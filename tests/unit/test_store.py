@@ -76,16 +76,18 @@ def test_what_is_read_from_far_is_near_from_then_on(tiers: Tiers) -> None:
 
 def test_what_is_near_is_not_read_from_far(tiers: Tiers, tmp_path: Path) -> None:
     digest = tiers.both.put(b"data")
-    (tmp_path / "far" / blob_name(digest)).write_bytes(b"not looked at")
+    (tmp_path / "far" / blob_name(digest)).write_bytes(b"dada")
     assert tiers.both.get(digest) == b"data"
 
 
 def test_a_blob_that_only_the_near_store_has_left_is_put_back(tiers: Tiers, tmp_path: Path) -> None:
     digest = tiers.both.put(b"data")
-    (tmp_path / "far" / blob_name(digest)).unlink()
-    assert not tiers.both.holds(digest)
-    assert tiers.both.get(digest) == b"data"
-    assert tiers.far.get(digest) == b"data"
+    far = tmp_path / "far" / blob_name(digest)
+    for damage in (far.unlink, lambda: far.write_bytes(b"dat")):
+        damage()
+        assert not tiers.both.holds(digest, 4)
+        assert tiers.both.get(digest) == b"data"
+        assert tiers.far.get(digest) == b"data"
 
 
 def test_a_damaged_copy_is_replaced_by_the_far_store_s(tiers: Tiers, tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_a_record_is_asked_of_the_far_store_every_time(tiers: Tiers) -> None:
 class AwayStore(MemoryStore):
     """Does not answer."""
 
-    def holds(self, digest: str) -> bool:
+    def holds(self, digest: str, size_bytes: int | None = None) -> bool:
         raise StoreUnavailableError("away")
 
 

@@ -35,7 +35,7 @@ from farm.store.contract import Store
 from farm.store.memory import MemoryStore
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.worker.build import Worker
-from farm.worker.cache_lookup import find_template
+from farm.worker.cache_lookup import find_template, read_cubin
 from farm.worker.messages import (
     CubinFacts,
     CubinRequest,
@@ -173,14 +173,12 @@ class KernelPool:
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
             made = self._make_cubins(case, template, weights, parts, wanted)
-            cubins = [self._store.get(each.cubin) for each in made]
+            cubins = [read_cubin(self._store, each.cubin, case.key.operator) for each in made]
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
-        if None in cubins:
-            raise NotBuiltError("the store has lost a cubin that was just made")
         density = case.weights.nonzeros / spec.weights_count
         predicted = predict_microseconds(tiled(spec, tiling), case.images, density, cold=False)
-        kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True) if cubin is not None)
+        kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True))
         facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
         facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
         if self._with_ptx:
