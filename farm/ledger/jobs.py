@@ -15,7 +15,7 @@ from farm.ledger.filters import CLAIMED, Which, chosen, no_such_job
 from farm.ledger.job_states import FINAL, held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
 from farm.ledger.qualification import QualificationTable
-from farm.ledger.retention import Retention
+from farm.ledger.retention import KEY_FRESH_SECONDS, Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
 from farm.ledger.running import RunningJobs
 from farm.ledger.statistics import StatisticsTable
@@ -241,12 +241,19 @@ class Ledger:
 
     @patient
     def record_keys(self, stage: str, fields: Mapping[str, Mapping[str, str]]) -> None:
-        """Records the fields of keys by their digests; existing rows stay as they are."""
-        if fields:
+        """Records the fields of keys by their digests; existing rows only become younger."""
+        if not fields:
+            return
+        stale = keys.c.recorded_at < now() - KEY_FRESH_SECONDS
+        statement = self._database.insert_or_replace(keys, ("digest",), ("recorded_at",), where=stale)
+        with self._database.writing() as connection:
+            at = connection.execute(select(now())).scalar_one()
             # Sorted, so that two writers of the same keys do not deadlock.
-            rows = [{"digest": digest, "stage": stage, "fields": dict(fields[digest])} for digest in sorted(fields)]
-            with self._database.writing() as connection:
-                connection.execute(self._database.insert_or_replace(keys, ("digest",), ()), rows)
+            rows = [
+                {"digest": digest, "stage": stage, "fields": dict(fields[digest]), "recorded_at": at}
+                for digest in sorted(fields)
+            ]
+            connection.execute(statement, rows)
 
     def key_fields(self, digest: str) -> dict[str, str] | None:
         """The fields of a key; None if it is unknown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, union
 
@@ -15,6 +16,10 @@ from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
 """Jobs deleted in one transaction, which limits how long others wait."""
+KEY_FRESH_SECONDS = 3600.0
+"""Age below which recording a key again does not make it younger, which usually saves a write."""
+_BOUNDS = [*(f"{first:02x}" for first in range(256)), "g"]
+"""Bounds of the ranges of keys of which one transaction deletes the unused ones."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,9 @@ class Retention:
         """
         while removed := self._prune_some(older_than_seconds):
             yield removed
-        self._remove_orphans()
+        self._remove_submissions()
+        for first, end in pairwise(_BOUNDS):
+            self._remove_keys(first, end, older_than_seconds)
 
     def take_turn(self, name: str, every_seconds: float) -> bool:
         """Whether the caller shall do periodic work now, which one process does at most once per interval."""
@@ -97,18 +104,32 @@ class Retention:
             connection.execute(delete(jobs).where(jobs.c.id.in_(found)))
             return len(found)
 
-    def _remove_orphans(self) -> None:
-        """Deletes submissions without jobs, and unused keys unless a job runs: keys are written before results."""
+    def _remove_submissions(self) -> None:
+        """Deletes submissions without jobs."""
         with self._database.writing() as connection:
             one_at_a_time(connection, submissions)
             alone = ~exists().where(jobs.c.submission == submissions.c.id)
             connection.execute(delete(submissions).where(alone))
+
+    def _remove_keys(self, first: str, end: str, older_than_seconds: float) -> None:
+        """Deletes unused keys in a range that are older than that and than every running job.
+
+        A coordinator records a job's keys long before its results. A key that it records again at this moment is
+        skipped, or inserted anew.
+        """
+        running = and_(jobs.c.status == Status.RUNNING, jobs.c.lease_until >= now())
+        oldest = select(func.coalesce(func.min(jobs.c.submitted_at) - KEY_FRESH_SECONDS, now())).where(running)
+        unused = select(keys.c.digest).where(
+            keys.c.digest >= first,
+            keys.c.digest < end,
+            keys.c.recorded_at < now() - older_than_seconds,
+            keys.c.recorded_at < oldest.scalar_subquery(),
+            ~exists().where(results.c.template_key == keys.c.digest),
+            ~exists().where(results.c.cubin_key == keys.c.digest),
+        )
+        locked = unused.with_for_update(skip_locked=True, of=keys)
         with self._database.writing() as connection:
-            one_at_a_time(connection, jobs)  # no coordinator claims one meanwhile
-            if connection.execute(select(jobs.c.id).where(jobs.c.status == Status.RUNNING).limit(1)).first():
-                return
-            unused = select(keys.c.digest).except_(select(results.c.template_key), select(results.c.cubin_key))
-            connection.execute(delete(keys).where(keys.c.digest.in_(unused)))
+            connection.execute(delete(keys).where(keys.c.digest.in_(locked)))
 
 
 def _ended(older_than_seconds: float) -> ColumnElement[bool]:

@@ -165,6 +165,7 @@ keys = Table(
     Column("digest", String(64), primary_key=True),
     Column("stage", String(16), nullable=False),
     Column("fields", JSON, nullable=False),
+    Column("recorded_at", Double, nullable=False),  # last time, exact to KEY_FRESH_SECONDS
 )
 
 events = Table(

@@ -162,6 +162,7 @@ def _create_key_tables() -> None:
         sa.Column("digest", sa.String(64), nullable=False),
         sa.Column("stage", sa.String(16), nullable=False),
         sa.Column("fields", sa.JSON(), nullable=False),
+        sa.Column("recorded_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("digest", name=op.f("pk_keys")),
     )
 

@@ -9,7 +9,8 @@ from sqlalchemy import update
 
 from farm.jobs.model import BuildResult, Outcome, Status
 from farm.ledger import Ledger, References, TemplateRun
-from farm.ledger.tables import jobs
+from farm.ledger.tables import jobs, keys, now
+from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit
 
 
@@ -34,6 +35,12 @@ def end_earlier(ledger: Ledger, seconds: float) -> None:
     """All jobs that have ended."""
     with ledger._database.writing() as connection:
         connection.execute(update(jobs).values(finished_at=jobs.c.finished_at - seconds))
+
+
+def record_earlier(ledger: Ledger, seconds: float) -> None:
+    """All keys."""
+    with ledger._database.writing() as connection:
+        connection.execute(update(keys).values(recorded_at=keys.c.recorded_at - seconds))
 
 
 def made(layer: int, template: str = "11", cubin: str = "22", seconds: float = 0.0, arch: str = "sm_80") -> BuildResult:
@@ -70,6 +77,7 @@ def test_old_jobs_are_forgotten_with_all_their_rows_and_others_are_not(ledger: L
         finish(ledger, f"{i:08x}", made(0, cubin="33"), status=Status.SUCCEEDED if i % 2 else Status.FAILED)
     finish(ledger, "new", made(0, cubin="44"))
     end_earlier(ledger, 7200)
+    record_earlier(ledger, 7200)
     submit(ledger, new_job("late", "rl"))
     finish(ledger, "late", made(1, cubin="22"))
     assert ledger.retention.count_older(3600) == 451
@@ -92,17 +100,36 @@ def test_a_submission_goes_with_the_last_of_its_jobs(ledger: Ledger) -> None:
         assert list(ledger.retention.prune(3600)) == [1]
 
 
-def test_keys_stay_while_a_job_runs_which_may_have_keys_before_it_has_results(ledger: Ledger) -> None:
-    submit(ledger, new_job("old", "a"), new_job("running", "b"))
+def test_unused_keys_go_while_jobs_run_except_those_that_are_younger_than_a_running_job(ledger: Ledger) -> None:
+    submit(ledger, new_job("old", "a"))
     finish(ledger, "old", made(0, cubin="33"))
+    ledger.record_keys("cubin", {name * 32: {"a": name} for name in ("33", "55", "66", "ff")})
+    record_earlier(ledger, 2 * 86_400)
+    submit(ledger, new_job("running", "b"))
     ledger.claim("running", "c", 60)
-    ledger.record_keys("cubin", {"77" * 32: {"a": "b"}})
-    end_earlier(ledger, 60)
-    assert list(ledger.retention.prune(0)) == [1]
-    assert ledger.key_fields("77" * 32) == {"a": "b"}
+    ledger.record_keys("cubin", {"55" * 32: {"a": "55"}, "77" * 32: {"a": "77"}})  # the results come later
+    assert list(ledger.retention.prune(86_400)) == []
+    assert ledger.key_fields("33" * 32) == {"a": "33"}  # its job is still there
+    assert [ledger.key_fields(name * 32) for name in ("66", "ff")] == [None, None]
+    with ledger._database.writing() as connection:
+        connection.execute(update(jobs).values(submitted_at=jobs.c.submitted_at - 3 * 86_400))
+    record_earlier(ledger, 2 * 86_400)
+    assert list(ledger.retention.prune(86_400)) == []
+    assert [ledger.key_fields(name * 32) for name in ("55", "77")] == [{"a": "55"}, {"a": "77"}]
     ledger.release("c", "stopped")
-    assert list(ledger.retention.prune(0)) == []
-    assert ledger.key_fields("77" * 32) is None
+    assert list(ledger.retention.prune(86_400)) == []
+    assert [ledger.key_fields(name * 32) for name in ("55", "77")] == [None, None]
+
+
+def test_keys_are_pruned_without_waiting_for_a_transaction_that_records_them(postgresql_database: Database) -> None:
+    ledger = postgresql_database.open()
+    ledger.record_keys("cubin", {name * 32: {} for name in ("11", "22")})
+    record_earlier(ledger, 2 * 86_400)
+    with ledger._database.writing() as connection:
+        connection.execute(update(keys).where(keys.c.digest == "11" * 32).values(recorded_at=now()))
+        assert list(ledger.retention.prune(86_400)) == []
+    assert [ledger.key_fields(name * 32) for name in ("11", "22")] == [{}, None]
+    ledger.close()
 
 
 def test_statistics_of_an_empty_ledger_have_no_rate(ledger: Ledger) -> None:
