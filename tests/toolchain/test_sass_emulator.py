@@ -19,16 +19,18 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Conv2d, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
+from codegen.model_zoo import random_weights
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.encoding import IMMEDIATE, OPCODE, PREDICATE, Words
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
+from codegen.selection.choose import choose_tiling
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from codegen.verification.compare import poisoned, random_input, random_residual
-from tests.templates import shared_template, verify_random_run
+from tests.templates import shared_cubin, shared_template, verify_random_run
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.test_sass_assembler import ASSEMBLED, skeleton_of
@@ -202,3 +204,14 @@ def test_pairs_of_columns_may_reach_beyond_the_map() -> None:
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
     assert verify_random_run(template, weights, [whole], cubins=[direct]).ok
+
+
+@pytest.mark.parametrize("channels", [50, 33])
+def test_channels_that_fill_no_vector_of_a_load_are_no_fault(channels: int) -> None:
+    spec, toolchain = Conv2d(channels, 1, 1, 24, 1, 1), find_toolchain()
+    weights = random_weights(spec, 0.4)
+    tiling = choose_tiling(spec, 8, weights.nonzeros_per_output)
+    template, whole = shared_template(spec, tiling), Part(0, stream_count(spec, tiling))
+    assert verify_random_run(template, weights, [whole]).ok
+    cubin = shared_cubin(rewrite(template, weights).ptx, "sm_90", toolchain)
+    assert verify_random_run(template, weights, [whole], cubins=[cubin]).ok

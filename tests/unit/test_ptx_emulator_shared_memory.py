@@ -142,3 +142,37 @@ def test_blocks_may_differ_in_their_barriers() -> None:
     body = "setp.eq.u32 %p1, %r8, 0; @%p1 bra end; bar.sync 0; bar.sync 0; end: bar.sync 0; ret;"
     trace = launch(INDEX + body, [words(1)], blocks=2)
     assert trace.executed["bar.sync"] == 4 + 3 * 4
+
+
+HALF = "st.shared.v2.u32 [tile], {%r0, %r0}; bar.sync 0; "
+VECTOR = "ld.shared.v4.u32 {%r4, %r5, %r6, %r7}, [tile];"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{VECTOR} add.u32 %r4, %r4, %r5; ret;",
+        f"{VECTOR} mov.u32 %r6, 1; add.u32 %r4, %r6, %r5; ret;",
+        f"{VECTOR} bra END; add.u32 %r4, %r6, %r5; END: ret;",
+        f"AGAIN: {VECTOR} add.u32 %r4, %r4, %r5; setp.gt.u32 %p1, %r4, 100; @%p1 bra AGAIN; ret;",
+    ],
+)
+def test_what_a_vector_load_finds_unwritten_may_be_left_unused(body: str) -> None:
+    launch(INDEX + FIRST + SHARED + HALF + body, [words(4)], shared_bytes=16, threads=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{VECTOR} add.u32 %r4, %r6, %r5; ret;",
+        f"{VECTOR} setp.gt.u32 %p1, %r4, 100; @%p1 mov.u32 %r6, 1; add.u32 %r4, %r6, %r5; ret;",
+        f"{VECTOR} setp.gt.u32 %p1, %r4, 100; @%p1 bra USE; ret; USE: add.u32 %r4, %r6, %r5; ret;",
+        f"{VECTOR} st.global.u32 [%rd1], %r6; ret;",
+        f"mov.u32 %r6, 1; AGAIN: add.u32 %r5, %r6, %r4; {VECTOR} add.u32 %r4, %r4, %r5; setp.gt.u32 %p1, %r4, 100; "
+        "@%p1 bra AGAIN; ret;",
+        "ld.shared.u32 %r4, [tile+8]; ret;",
+    ],
+)
+def test_what_any_path_may_read_must_have_been_written(body: str) -> None:
+    with pytest.raises(EmulationError, match="byte 8 of shared memory was never written"):
+        launch(INDEX + FIRST + SHARED + HALF + body, [words(4)], shared_bytes=16, threads=1)

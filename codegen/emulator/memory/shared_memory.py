@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -21,10 +22,15 @@ _GRAIN = 16
 _NOBODY = -1
 
 
+Spare = Callable[[int, NDArray[np.intp]], bool]
+"""Whether element `i` of a vector load may be undefined, as nobody will use it in the lanes at these positions."""
+
+
 class SharedMemory:
     """One window of `size` bytes per block.
 
-    Reading a byte that was never written, or that another lane wrote without a barrier in between, is a FaultError.
+    Reading a byte that was never written, or that another lane wrote without a barrier in between, is a FaultError,
+    but for elements of a vector load that nobody uses: padding of the last channels, say.
     """
 
     def __init__(self, size: int, blocks: int, threads: int) -> None:
@@ -49,10 +55,14 @@ class SharedMemory:
         self._grain = 4
         """Bytes of the smallest store so far."""
 
-    def load(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> list[Lanes]:
-        """Reads `count` elements of `size` bytes."""
+    def load(
+        self, addresses: Lanes, lanes: Selection, size: int, count: int, spare: Spare | None = None
+    ) -> list[Lanes]:
+        """Reads `count` elements of `size` bytes. Of several, those that are `spare` may be undefined."""
         first = self._locate(addresses, lanes, size, count)
-        return [self._read(first + i if i else first, lanes, size) for i in range(count)]
+        if count == 1:
+            return [self._read(first, lanes, size)]
+        return [self._read(first + i, lanes, size, spare and partial(spare, i)) for i in range(count)]
 
     def store(self, addresses: Lanes, lanes: Selection, size: int, values: Sequence[Lanes]) -> None:
         """Writes elements of `size` bytes; of several lanes at one address, the last one wins."""
@@ -117,14 +127,20 @@ class SharedMemory:
         located: NDArray[np.int64] = element.astype(np.int64) + self._origin[size][lanes]
         return located
 
-    def _read(self, index: NDArray[np.int64], lanes: Selection, size: int) -> Lanes:
+    def _read(
+        self,
+        index: NDArray[np.int64],
+        lanes: Selection,
+        size: int,
+        spare: Callable[[NDArray[np.intp]], bool] | None = None,
+    ) -> Lanes:
         values = self._data[size].take(index)
         # Only a value that looks like junk may be unwritten; single bytes are always checked.
         grain = min(size, self._grain)
         if grain == 1 or (values.view(f"u{grain}") == JUNK[grain]).any():
-            unwritten = self._written[size][index] != _all_written(size)
-            if unwritten.any():
-                position = int(np.flatnonzero(unwritten)[0])
+            unwritten = np.flatnonzero(self._written[size][index] != _all_written(size))
+            if unwritten.size and not (spare and spare(unwritten)):
+                position = int(unwritten[0])
                 raise FaultError(
                     lane_at(lanes, position),
                     f"byte {self._byte(index, lanes, position, size)} of shared memory was never written, "
@@ -132,9 +148,9 @@ class SharedMemory:
                 )
         if self._unpublished:
             writers = self._writer[size][index]
-            foreign = ((writers != _NOBODY) & (writers != self._lanes[lanes][:, None])).any(axis=1)
-            if foreign.any():
-                position = int(np.flatnonzero(foreign)[0])
+            foreign = np.flatnonzero(((writers != _NOBODY) & (writers != self._lanes[lanes][:, None])).any(axis=1))
+            if foreign.size and not (spare and spare(foreign)):
+                position = int(foreign[0])
                 raise FaultError(
                     lane_at(lanes, position),
                     f"byte {self._byte(index, lanes, position, size)} of shared memory was written by another thread "

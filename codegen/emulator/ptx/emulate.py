@@ -32,6 +32,7 @@ from codegen.emulator.memory.clusters import Clusters
 from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.grid import Dimensions, chosen_blocks, place, special_registers
 from codegen.emulator.memory.shared_memory import BASE, AsyncCopies, SharedMemory
+from codegen.emulator.ptx.liveness import Liveness
 from codegen.emulator.ptx.random_schedule import InterleavedSchedule
 from codegen.emulator.ptx.registers import Registers
 from codegen.emulator.ptx.schedule import Schedule
@@ -91,6 +92,7 @@ def run(
     if interleaving is not None and together < len(chosen):
         raise EmulationError(f"only {together} of {len(chosen)} blocks fit in memory, but they may wait for each other")
     executed: Counter[str] = Counter()
+    liveness = Liveness(entry)
     for start in range(0, len(chosen), together):
         indices = chosen[start : start + together]
         lanes = len(indices) * prod(block)
@@ -105,6 +107,7 @@ def run(
             copies=AsyncCopies(shared, lanes),
             fused=FusedMultiplyAdd(lanes),
             clusters=Clusters(of_cluster, lanes, shared),
+            liveness=liveness,
         )
         with np.errstate(all="ignore"):
             given = state, entry, prod(block), partial(place, special)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -31,24 +32,34 @@ _POLICY: Final = "L2::cache_hint"
 """A cache hint with an operand: the last one of a copy."""
 
 
-def load_step(state: State, qualifiers: list[str], kind: str, operands: tuple[Operand, ...]) -> Step:
+def load_step(state: State, qualifiers: list[str], kind: str, operands: tuple[Operand, ...], position: int) -> Step:
     """`ld` from global, shared or parameter space."""
     space, count, size = _form(qualifiers, kind)
     target, source = expect(operands, 2)
-    rows = [state.registers.destination(each, kind, widening=True) for each in _elements(target, count)]
+    elements = _elements(target, count)
+    rows = [state.registers.destination(each, kind, widening=True) for each in elements]
     dtype = DTYPES[kind]
     if space == "param":
         values = _parameter(state, source, count * size).view(dtype)
         return lambda mask: _assign(rows, values, selected(mask))
-    memory = state.clusters if space == "cluster" else _memory(state, space)
     addresses = _addresses(state, source, space)
+    if space == "shared":
+        load: Callable[..., list[Lanes]] = partial(
+            state.shared.load, spare=lambda i, _: _is_unread(state, position, elements[i])
+        )
+    else:
+        load = (state.clusters if space == "cluster" else state.buffers).load
 
     def step(mask: Mask) -> None:
         lanes = selected(mask)
-        loaded = memory.load(addresses(lanes), state.among_all(lanes), size, count)
+        loaded = load(addresses(lanes), state.among_all(lanes), size, count)
         _assign(rows, [value.view(dtype) for value in loaded], lanes)
 
     return step
+
+
+def _is_unread(state: State, position: int, element: Operand) -> bool:
+    return isinstance(element, Register) and not state.liveness.is_read_after(position, element.name)
 
 
 def store_step(state: State, qualifiers: list[str], kind: str, operands: tuple[Operand, ...]) -> Step:

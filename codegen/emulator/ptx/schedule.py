@@ -160,7 +160,7 @@ class Schedule:
     def _step(self, number: int, state: State) -> Step:
         instruction = self._entry.instructions[number]
         try:
-            return make_step(state, instruction)
+            return make_step(state, instruction, number)
         except UnsupportedError as reason:
             raise EmulationError(f"{_at(instruction)}: {reason}") from None
 

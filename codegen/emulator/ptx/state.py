@@ -14,6 +14,7 @@ from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.memory.clusters import Clusters
 from codegen.emulator.memory.global_memory import GlobalMemory, Selection
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
+from codegen.emulator.ptx.liveness import Liveness
 from codegen.emulator.ptx.registers import Registers
 from codegen.ptx.instruction import Operand
 
@@ -33,6 +34,7 @@ class State:
     copies: AsyncCopies
     fused: FusedMultiplyAdd
     clusters: Clusters
+    liveness: Liveness
     predicated: Counter[str] = field(default_factory=Counter)
     """Executions of predicated opcodes, counted once per lane."""
     first: int = 0

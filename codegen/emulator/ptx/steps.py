@@ -23,9 +23,9 @@ _WHOLE_WARP: Final = Immediate(WARP_LANES - 1), Immediate(-1)
 _WITHOUT_EFFECT = ("membar", "fence", "prefetch", "prefetchu", "createpolicy", "griddepcontrol")
 
 
-def make_step(state: State, instruction: Instruction) -> Step:
-    """The step of an instruction other than a branch, barrier or exit. Raises UnsupportedError."""
-    step = _unguarded(state, instruction)
+def make_step(state: State, instruction: Instruction, position: int) -> Step:
+    """The step of an instruction other than a branch, barrier or exit, and its place. Raises UnsupportedError."""
+    step = _unguarded(state, instruction, position)
     if instruction.predicate is None:
         return step
     holds = guard(state, instruction.predicate)
@@ -46,7 +46,7 @@ def guard(state: State, predicate: Register) -> Callable[[], Lanes]:
     return row.__invert__ if predicate.negated else row.copy
 
 
-def _unguarded(state: State, instruction: Instruction) -> Step:
+def _unguarded(state: State, instruction: Instruction, position: int) -> Step:
     opcode, operands = instruction.opcode, instruction.operands
     if opcode == "fma.rn.f32":
         return _fused(state, operands)
@@ -56,7 +56,7 @@ def _unguarded(state: State, instruction: Instruction) -> Step:
         case ["mov", kind] if kind in (*PLAIN, "pred"):
             return _move(state, kind, operands)
         case ["ld", *qualifiers, kind]:
-            return load_step(state, qualifiers, kind, operands)
+            return load_step(state, qualifiers, kind, operands, position)
         case ["st", *qualifiers, kind]:
             return store_step(state, qualifiers, kind, operands)
         case ["red", *qualifiers, "add", "u32" as kind]:

@@ -92,10 +92,17 @@ def _load_global(state: State, word: Instruction, mask: Mask) -> None:
 
 def _load_shared(state: State, word: Instruction, mask: Mask) -> None:
     lanes, (dtype, count) = _chosen(state, mask), _access_size(word)
-    values = state.memories.shared.load(
-        _shared_addresses(state, word, lanes), lanes + state.first, dtype.itemsize, count
-    )
+    undefined: list[tuple[int, NDArray[np.intp]]] = []
+
+    def leave_undefined(element: int, positions: NDArray[np.intp]) -> bool:
+        undefined.append((element, lanes[positions]))
+        return True
+
+    addresses = _shared_addresses(state, word, lanes)
+    values = state.memories.shared.load(addresses, lanes + state.first, dtype.itemsize, count, leave_undefined)
     _put(state, word, lanes, values, dtype)
+    for element, of_lanes in undefined:
+        state.leave_undefined(word.to + element, of_lanes)
 
 
 def _stored(state: State, word: Instruction, lanes: NDArray[np.intp]) -> tuple[int, list[Lanes]]:

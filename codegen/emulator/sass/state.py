@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from codegen.emulator.alu.arithmetic import Lanes, Mask
 from codegen.emulator.alu.fused import FusedMultiplyAdd
-from codegen.emulator.faults import UnsupportedError
+from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.memory.clusters import Clusters
 from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
@@ -53,6 +53,8 @@ class State:
         self._all = lanes
         self._rows: dict[int, Lanes] = {}
         self._uniform: dict[int, Lanes] = {}
+        self._undefined: dict[int, NDArray[np.bool_]] = {}
+        """Lanes in which a register holds what a vector load found where nobody had written."""
         self._predicates = np.zeros((2, 8, lanes), dtype=np.bool_)
         self._predicates[:, ALWAYS] = True
 
@@ -69,13 +71,34 @@ class State:
         rows, zero = (self._uniform, UNIFORM_ZERO) if uniform else (self._rows, ZERO_REGISTER)
         if number == zero:
             return np.zeros(self.lanes, dtype=np.uint32)
+        if number in self._undefined and not uniform:
+            self._check_defined(number)
         return self._row(rows, number)
 
     def write(self, number: int, value: Lanes, mask: Mask, *, uniform: bool = False) -> None:
         """Writes values of any 32-bit type in the lanes of the mask."""
         rows, zero = (self._uniform, UNIFORM_ZERO) if uniform else (self._rows, ZERO_REGISTER)
         if number != zero:
-            np.copyto(self._row(rows, number), value.view(np.uint32), where=True if mask is None else mask)
+            where = True if mask is None else mask
+            np.copyto(self._row(rows, number), value.view(np.uint32), where=where)
+            if number in self._undefined and not uniform:
+                np.copyto(self._window(self._undefined[number]), False, where=where)
+
+    def leave_undefined(self, number: int, lanes: NDArray[np.intp]) -> None:
+        """Makes reading a register a fault in these lanes until they write it again."""
+        row = self._undefined.setdefault(number, np.zeros(self._all, dtype=np.bool_))
+        self._window(row)[lanes] = True
+
+    def _check_defined(self, number: int) -> None:
+        if (lanes := np.flatnonzero(self._window(self._undefined[number]))).size:
+            raise FaultError(
+                int(lanes[0]) + self.first,
+                f"R{number} was loaded from shared memory that was never written, "
+                "or written by another thread since the last barrier",
+            )
+
+    def _window(self, row: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return row[self.first : self.first + self.lanes]
 
     def put(self, word: Instruction, value: Lanes | Any, mask: Mask) -> None:
         """Writes a 32-bit array or scalar to the result register of the word."""
