@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,18 @@ from farm.errors import UsageError
 from farm.extras import way_out
 
 
+@dataclass(frozen=True)
+class ReferenceTensor:
+    """A tensor as onnxruntime computes it."""
+
+    values: NDArray[Any]
+    operator: str
+    """The ONNX operator that computes it."""
+
+
 def reference_tensors(
     model: Path | str, inputs: Mapping[str, NDArray[Any]], names: Collection[str]
-) -> dict[str, NDArray[Any]]:
+) -> dict[str, ReferenceTensor]:
     """Computes the named tensors of a model on the CPU, in the model's order. Raises UsageError and CheckpointError."""
     try:
         import onnxruntime
@@ -34,4 +44,7 @@ def reference_tensors(
             f"onnxruntime cannot run {model} ({' '.join(str(error).split())}), and so there is nothing to compare: "
             "correct the model, or leave out --network, which checks each layer by itself"
         ) from None
-    return dict(zip(found, computed, strict=True))
+    return {
+        name: ReferenceTensor(values, operator)
+        for (name, operator), values in zip(found.items(), computed, strict=True)
+    }

@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from farm.bundle.reader import PLAN_FORMAT
 from farm.jobs.model import BuildOptions, Job, JobDetail, Status
 from farm.store.contract import Store
 from farm.verify import network
-from tests.unit.onnx_models import branched_network, pruned, tensor, values
+from tests.unit.onnx_models import branched_network, info, model, node, pruned, save, tensor, values
 
 
 @pytest.fixture
@@ -96,6 +97,30 @@ def test_a_network_that_is_right_passes(job: Job, tmp_path: Path, capsys: pytest
         ("h", "fc"),
         ("y", ""),
     ]
+
+
+@pytest.mark.parametrize(("bias", "status"), [(-16.0, 0), (-7.0, 100)])
+def test_a_saturated_sigmoid_may_be_off_by_roundings_of_one_and_no_more(
+    farm_of_commands: Farm,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    bias: float,
+    status: int,
+) -> None:
+    nodes = [node("Conv", "x w b", "c"), node("Sigmoid", "c", "y")]
+    constants = [tensor("w", values(4, 4, 1, 1) / 100), tensor("b", np.full(4, bias, np.float32))]
+    proto = model(nodes, constants, inputs=[info("x", ("N", 4, 3, 3))], output="y")
+    [job] = farm_of_commands.compile([read_checkpoint(save(tmp_path, proto))], BuildOptions(("sm_80",)))
+
+    def slightly_wrong(*arguments: Any) -> network.Ran:
+        ran = run_on_cpu(*arguments)
+        return replace(ran, tensors={name: each * np.float32(1.5) for name, each in ran.tensors.items()})
+
+    run_on_cpu = network.run_on_cpu
+    assert run(["verify", job.id, "--network", "--batch", "1"]) == 0
+    monkeypatch.setattr(network, "run_on_cpu", slightly_wrong)
+    assert run(["verify", job.id, "--network", "--batch", "1"]) == status, capsys.readouterr().out
 
 
 def test_the_first_tensor_that_differs_is_named(
