@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-packages gpu fuzz chaos models bench reference lint format clean
+.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-packages gpu fuzz fuzz-runtime chaos models bench reference lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
@@ -58,6 +58,9 @@ gpu: .venv/ready ## PyCUDA, for farm tune, bench and verify --gpu; built here wi
 
 fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; options in FUZZ, as FUZZ='--seed 7'
 	@$(BIN)/python -m tests.differential $(FUZZ)
+
+fuzz-runtime: .venv/ready-dev ## 100,000 mutated bundles of each kind in the C runtime, under gcc's sanitizers; options in FUZZ
+	@$(BIN)/python -m tests.toolchain.runtime_fuzzer $(FUZZ)
 
 test-packages: .venv/ready-dev ## installs the program as users do, PyCUDA too, into environments of their own; downloads
 	@$(BIN)/python -m pytest tests/packages --install

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import IO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile, ZipInfo
@@ -132,6 +133,9 @@ class _Archive(Members):
         entries = {entry.filename: entry for entry in self._zip.infolist()}
         if len(entries) < len(self._zip.infolist()):
             raise _UnusableError("two files of its archive have the same name")
+        by_place = sorted(entries.values(), key=lambda entry: entry.header_offset)
+        if any(each.header_offset + each.file_size > after.header_offset for each, after in pairwise(by_place)):
+            raise _UnusableError("two files of its archive overlap")
         return entries
 
     @cached_property

@@ -15,7 +15,8 @@ C reads it too (`farm/runtime/c/plan.c`, with the same rules). In this order:
     launch KERNEL ROWS GRID THREADS OUTPUT COUNT ARGUMENTS TENSOR
     sha256 DIGEST                                      of everything before it
 
-Layers, files and buffers are numbered from 0 in the order of their lines. A name is quoted (`quote_name`), so that it
+Layers, files and buffers are numbered from 0 in the order of their lines. Paths of files are distinct, and kernels have
+files of their own, in their order, so that no file is read twice. A name is quoted (`quote_name`), so that it
 holds no space and no line break. Places are i, o and b with the number of an input, output or buffer, and c with an
 offset in the constants. Other arguments are n (the number of rows), d with an int32, and f with a float's bits in
 hexadecimal.
@@ -48,6 +49,8 @@ MOST_RANK = 16
 MOST_TENSOR_BYTES = 2**33
 """Largest tensor of one image."""
 MOST_FILE_BYTES = 2**32
+MOST_GLUE_BYTES = 2**20
+"""Largest glue.ptx, which C searches for each launch."""
 MOST_SHARED_BYTES = 2**20
 MOST_THREADS = 1024
 MOST_INT = 2**31 - 1
@@ -199,6 +202,8 @@ def read_plan(text: bytes) -> PlanText:
             raise _damaged(number, error) from None
     if reader.refused is None and "constants" not in reader.counts:
         raise _damaged(number, "no number of constants after it")
+    if len(reader.files) < reader.counts.get("file", 0):
+        raise BundleError(f"{PLAN} is damaged: two of its files have the same path. Fetch the bundle again")
     return reader.text()
 
 
@@ -233,7 +238,10 @@ class _Line:
         name = unquote_to_bytes("" if word == "%" else word)
         if b"\0" in name:
             raise ValueError("a zero in a name")
-        return name.decode()
+        try:
+            return name.decode()
+        except UnicodeDecodeError:
+            raise ValueError("a name that is not UTF-8") from None
 
     def matching(self, pattern: str, what: str) -> str:
         word = self.word()
@@ -274,6 +282,8 @@ class _Reader:
     layers: list[PlannedLayer] = field(default_factory=list)
     last_kernel: int = 0
     """Layer of the last kernel."""
+    next_file: int = 0
+    """First file that no kernel has yet."""
     refused: str | None = None
     images: int = 0
     constants: int = 0
@@ -327,6 +337,8 @@ class _Reader:
         path = line.word()
         if not _PATH.fullmatch(path):
             raise ValueError("a path that leaves the bundle")
+        if path == GLUE and size > MOST_GLUE_BYTES:
+            raise ValueError(f"more bytes than {GLUE} may have")
         self.files[path] = size
 
     def _layer(self, line: _Line) -> None:
@@ -338,7 +350,7 @@ class _Reader:
         self.last_kernel = line.number(self.last_kernel, len(self.layers) - 1)
         layer = self.layers[self.last_kernel]
         line.matching("(sm|compute)_[1-9][0-9]{1,2}[af]?", "an invalid architecture")
-        line.number(0, self.counts.get("file", 0) - 1)
+        self.next_file = line.number(self.next_file, self.counts.get("file", 0) - 1) + 1
         line.kernel()
         line.grid()
         if prod(line.number(1, MOST_THREADS) for _ in range(3)) > MOST_THREADS:

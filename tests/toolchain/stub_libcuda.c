@@ -9,22 +9,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    char name[256], letters[64];
+#define MOST_LETTERS 32 /* of a kernel: as many arguments as the runtimes give */
+#define MOST_BYTES ((size_t)1 << 26) /* of memory */
+
+typedef struct function {
+    char name[256], letters[MOST_LETTERS + 1];
+    struct function *next;
 } function;
 
 typedef struct {
     char *text;
     uint64_t code; /* of an ELF file: where it says that its kernel lies */
+    function *functions;
 } module;
 
 static int handles;
 
-static void say(const char *format, unsigned long long a, unsigned long long b) {
-    FILE *log = fopen(getenv("STUB_LOG"), "a");
-    fprintf(log, format, a, b);
-    fclose(log);
+static FILE *log_file(void) {
+    static FILE *file;
+    return file ? file : (file = fopen(getenv("STUB_LOG"), "a"));
 }
+
+static void say(const char *format, unsigned long long a, unsigned long long b) { fprintf(log_file(), format, a, b); }
 
 static int fails(const char *name) {
     const char *failing = getenv("STUB_FAIL");
@@ -54,11 +60,14 @@ int cuGetErrorName(int error, const char **name) {
 }
 
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
-    void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    void *memory;
+    if (fails("cuMemAlloc_v2")) return 222;
+    if (bytes > MOST_BYTES) return 2;
+    memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
     memset(memory, 0, bytes);
     *address = (uint64_t)(uintptr_t)memory;
     say("alloc %llx %llu\n", *address, bytes);
-    return fails("cuMemAlloc_v2");
+    return 0;
 }
 int cuMemFree_v2(uint64_t address) {
     say("free %llx\n", address, 0);
@@ -96,13 +105,19 @@ int cuModuleLoadData(module **loaded, const void *image) {
     if (memcmp(elf, "\177ELF", 4) == 0) memcpy(&sections, elf + 40, 8);
     if (sections > 300000 && fails("variable")) return 200;
     if (strstr(image, "fetch_code") && fails("fetcher")) return 200;
-    *loaded = malloc(sizeof **loaded);
+    if (fails("cuModuleLoadData")) return 222;
+    *loaded = calloc(1, sizeof **loaded);
     (*loaded)->text = strdup(image);
     (*loaded)->code = 0x1000u * (uint64_t)++handles;
-    return fails("cuModuleLoadData");
+    return 0;
 }
 int cuModuleUnload(module *loaded) {
+    function *each, *next;
     say("unload\n", 0, 0);
+    for (each = loaded->functions; each; each = next) {
+        next = each->next;
+        free(each);
+    }
     free(loaded->text);
     free(loaded);
     return 0;
@@ -118,7 +133,7 @@ int cuModuleGetGlobal_v2(uint64_t *address, size_t *bytes, module *loaded, const
 static void read_parameters(function *found, const char *entry) {
     const char *end = strchr(entry, ')'), *place = entry;
     size_t count = 0;
-    while ((place = strstr(place, ".param .")) && place < end) {
+    while (count < MOST_LETTERS && (place = strstr(place, ".param .")) && place < end) {
         place += 8;
         found->letters[count++] = strncmp(place, "u64", 3) == 0 ? 'i' : strncmp(place, "f32", 3) == 0 ? 'f' : 'n';
     }
@@ -135,11 +150,13 @@ int cuModuleGetFunction(function **found, module *loaded, const char *name) {
     char start[300];
     const char *entry;
     *found = calloc(1, sizeof **found);
+    (*found)->next = loaded->functions;
+    loaded->functions = *found;
     snprintf((*found)->name, sizeof (*found)->name, "%s", name);
     snprintf(start, sizeof start, ".entry %s(", name);
     if (strncmp(loaded->text, "fake ", 5) == 0) {
         char fake[256];
-        sscanf(loaded->text + 5, "%255s %63s", fake, (*found)->letters);
+        sscanf(loaded->text + 5, "%255s %32s", fake, (*found)->letters);
         return strcmp(fake, name) == 0 ? 0 : 500;
     }
     if (strncmp(loaded->text, "\177ELF", 4) == 0) return 0;
@@ -152,7 +169,7 @@ int cuModuleGetFunction(function **found, module *loaded, const char *name) {
 int cuLaunchKernel(
     function *launched, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
     unsigned shared_bytes, void *stream, void **arguments, void **extra) {
-    FILE *log = fopen(getenv("STUB_LOG"), "a");
+    FILE *log = log_file();
     size_t i;
     (void)extra;
     fprintf(
@@ -164,6 +181,5 @@ int cuLaunchKernel(
         else fprintf(log, " d%d", *(int *)arguments[i]);
     }
     fprintf(log, "\n");
-    fclose(log);
     return fails("cuLaunchKernel");
 }

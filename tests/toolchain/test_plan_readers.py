@@ -37,6 +37,12 @@ REPLACEMENTS = (
         "f0000000",
         "%00",
         "%",
+        "%c3%a9",
+        "%ff",
+        "%c0%80",
+        "%e0%9f%80",
+        "%ed%a0%80",
+        "%f4%90%80%80",
     ),
     *("sm_", "sm_9", "compute_80", "sm_90f", "ion", "ionn", "../x", "/dev/zero", "float64", "\x1b[1m", "\x00", "é"),
 )
@@ -105,6 +111,11 @@ def edited(lines: list[str], start: str, place: int, word: str) -> bytes:
         ("file", 3, "a b", "too many words"),
         ("layer", 3, "2", "a number out of range"),
         ("layer", 5, "%00", "a zero in a name"),
+        ("layer", 5, "%ff", "a name that is not UTF-8"),
+        ("layer", 5, "%c3", "a name that is not UTF-8"),
+        ("layer", 5, "%c0%80", "a name that is not UTF-8"),
+        ("layer", 5, "%ed%a0%80", "a name that is not UTF-8"),
+        ("layer", 5, "%f4%90%80%80", "a name that is not UTF-8"),
         ("kernel", 1, "1", "a number out of range"),
         ("kernel", 2, "sm_", "an invalid architecture"),
         ("kernel", 2, "", "two spaces"),
@@ -175,6 +186,25 @@ def test_lines_in_another_order_are_refused_in_python_and_c(
     text = with_end([*(line for line in lines if line not in moved), *moved])
     assert "is damaged in line" in read_in_python(text)
     assert "is damaged in line" in read_in_c(text)
+
+
+def test_a_file_that_would_be_read_twice_is_refused_in_python_and_c(
+    plans: list[list[str]], read_in_c: Callable[[bytes], str]
+) -> None:
+    lines = plans[1]
+    kernels = [i for i, line in enumerate(lines) if line.startswith("kernel")]
+    shared = lines[kernels[1]].split(" ")
+    shared[3] = lines[kernels[0]].split(" ")[3]
+    again = [lines[0], *lines]
+    large = [f"file {2**20 + 1} {line.split(' ', 2)[2]}" if line.endswith(" glue.ptx") else line for line in lines]
+    for made, reason in (
+        ([*lines[: kernels[1]], " ".join(shared), *lines[kernels[1] + 1 :]], "a number out of range"),
+        (again, "two of its files have the same path"),
+        (large, "more bytes than glue.ptx may have"),
+    ):
+        said = read_in_python(with_end(made))
+        assert reason in said
+        assert read_in_c(with_end(made)) == said
 
 
 def test_a_plan_without_its_end_or_with_a_flipped_bit_is_refused_in_python_and_c(

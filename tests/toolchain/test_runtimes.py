@@ -233,6 +233,16 @@ def test_a_damaged_file_is_refused_in_c(played: Played, lenet: Path, tmp_path: P
     assert "is not a bundle" in played.run("c", tmp_path / "missing", 1)
 
 
+def test_files_of_an_archive_that_overlap_are_refused_in_c(played: Played, lenet: Path, tmp_path: Path) -> None:
+    data = bytearray(lenet.with_suffix(".farm").read_bytes())
+    entry = data.index(b"network.plan", data.index(b"PK\1\2")) - 46
+    for place in (entry + 20, entry + 24):
+        size = int.from_bytes(data[place : place + 4], "little")
+        data[place : place + 4] = (size + 1).to_bytes(4, "little")
+    (tmp_path / "bundle.farm").write_bytes(data)
+    assert "its directory of files is damaged" in played.run("c", tmp_path / "bundle.farm", 1)
+
+
 def test_a_network_of_one_image_is_run_with_one(played: Played, tmp_path: Path) -> None:
     proto = onnx.load(save(tmp_path, model([node("Conv", "x w", "y", "conv")], [tensor("w", values(2, 3, 1, 1))])))
     proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1

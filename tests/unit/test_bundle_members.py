@@ -136,6 +136,23 @@ def test_two_files_of_one_name_are_refused_since_readers_differ_in_which_they_ta
     assert "the same name" in refusal(tmp_path / "x.farm")
 
 
+def test_files_that_overlap_are_refused_since_a_small_archive_would_hold_much(tmp_path: Path) -> None:
+    with ZipFile(tmp_path / "inner.farm", "w") as file:
+        file.writestr(ZipInfo(MEMBER.path), DATA)
+    inner = (tmp_path / "inner.farm").read_bytes()
+    with ZipFile(tmp_path / "x.farm", "w") as file:
+        file.writestr(ZipInfo("outer"), inner[: inner.index(b"PK\1\2")])
+    outer = bytearray((tmp_path / "x.farm").read_bytes())
+    directory, end = outer.index(b"PK\1\2"), outer.rindex(b"PK\5\6")
+    entry = bytearray(inner[inner.index(b"PK\1\2") : inner.rindex(b"PK\5\6")])
+    entry[42:46] = (30 + len("outer")).to_bytes(4, "little")
+    outer[end + 8 : end + 12] = b"\2\0\2\0"
+    outer[end + 12 : end + 16] = (end - directory + len(entry)).to_bytes(4, "little")
+    (tmp_path / "x.farm").write_bytes(outer[:end] + entry + outer[end:])
+    assert ZipFile(tmp_path / "x.farm").read(MEMBER.path) == DATA
+    assert "overlap" in refusal(tmp_path / "x.farm")
+
+
 @pytest.mark.usefixtures("little_memory")
 def test_an_archives_directory_has_a_limit(tmp_path: Path) -> None:
     data = bytearray(archive(tmp_path / "x.farm").read_bytes())

@@ -15,6 +15,7 @@
 #define ALIGNMENT 16
 #define BRANCHES 8 /* streams on which the parts of a layer run concurrently, at most */
 #define GIVEN_SHARED_BYTES (48 * 1024) /* shared memory that every kernel may use; more has to be requested */
+#define MOST_LAUNCHES (1 << 20) /* of a network */
 #define MOST_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 /* Constants of farm/cuda/prefetch.py, which explains them. */
@@ -123,7 +124,7 @@ typedef struct {
 /* What is known of a step of the plan beside the plan. */
 typedef struct {
     CUfunction function; /* of a glue kernel */
-    int fetched_with; /* the step beside which the layer's code is prefetched, or -1 */
+    int fetched, next; /* the first step whose layer's code is prefetched beside this one, and the next such; or -1 */
     double wait; /* microseconds before the first prefetch beside this step */
 } step_state;
 
@@ -132,6 +133,7 @@ struct farm_bundle {
     farm_plan plan;
     kernel *kernels; /* those for this GPU, in the order of the layers */
     int *first; /* the first kernel of each layer, and behind the last layer their number */
+    int64_t *limits; /* the largest number of rows of each layer for one launch of each of its kernels */
     int kernel_count;
     step_state *steps;
     CUdeviceptr *buffers;
@@ -148,7 +150,7 @@ struct farm_bundle {
     CUstream side;
     CUevent fetching, fetched;
     int is_fetching;
-    int64_t planned_images; /* the number of images that `fetched_with` is for */
+    int64_t planned_images; /* the number of images that the prefetches are for */
 };
 
 static int driver(CUresult result, const char *what) {
@@ -328,29 +330,29 @@ static int load_constants(farm_bundle *bundle, const farm_members *members) {
     return failed ? -1 : 0;
 }
 
-/* The largest number of rows of a layer for one launch of each of its kernels. */
-static int64_t layer_limit(const farm_bundle *bundle, int layer) {
-    int64_t limit = MOST_IMAGES;
-    int i;
-    for (i = bundle->first[layer]; i < bundle->first[layer + 1]; i++) {
-        int64_t most = farm_rows_limit(bundle->kernels[i].plan.grid);
-        limit = most < limit ? most : limit;
-    }
-    return limit;
-}
-
 /* The images of one pass: not more than a launch takes, and so that each pass begins at an aligned address. */
 static int64_t pass_images(int64_t limit) { return limit >= ALIGNMENT ? limit / ALIGNMENT * ALIGNMENT : 1; }
 
 static int limit_images(farm_bundle *bundle) {
-    int64_t most = MOST_IMAGES;
-    int i;
+    int64_t most = MOST_IMAGES, launches = 0;
+    int i, layer;
+    bundle->limits = zeroed(bundle->plan.layer_count, sizeof *bundle->limits);
+    if (!bundle->limits) return -1;
+    for (layer = 0; layer < bundle->plan.layer_count; layer++) {
+        bundle->limits[layer] = MOST_IMAGES;
+        for (i = bundle->first[layer]; i < bundle->first[layer + 1]; i++) {
+            int64_t limit = farm_rows_limit(bundle->kernels[i].plan.grid);
+            if (limit < bundle->limits[layer]) bundle->limits[layer] = limit;
+        }
+    }
     for (i = 0; i < bundle->plan.step_count; i++) {
         const farm_step *each = &bundle->plan.steps[i];
-        int64_t limit = each->layer >= 0 ? layer_limit(bundle, each->layer) : farm_rows_limit(each->grid);
+        int64_t limit = each->layer >= 0 ? bundle->limits[each->layer] : farm_rows_limit(each->grid);
         if (limit < each->rows) return farm_fail("step %d has more rows than a launch takes. Fetch the bundle again", i);
         most = limit / each->rows < most ? limit / each->rows : most;
+        launches += each->layer >= 0 ? bundle->first[each->layer + 1] - bundle->first[each->layer] : 1;
     }
+    if (launches > MOST_LAUNCHES) return farm_fail("its network has more than %d launches", MOST_LAUNCHES);
     bundle->most_images = pass_images(most);
     return 0;
 }
@@ -423,6 +425,7 @@ void farm_close(farm_bundle *bundle) {
     farm_free_plan(&bundle->plan);
     free(bundle->kernels);
     free(bundle->first);
+    free(bundle->limits);
     free(bundle->steps);
     free(bundle->buffers);
     free(bundle->path);
@@ -473,7 +476,9 @@ static int launch_kernel(
 static int launch_part(const kernel *loaded, int64_t rows, tensors given, CUstream stream) {
     const farm_kernel *each = &loaded->plan;
     void *pointers[MOST_ARGUMENTS];
-    int i, images = (int)rows, output_step = each->output_step, input_step = each->input_step;
+    /* As wide as pointers: what the driver reads is said by the code, not by the plan. */
+    int64_t images = rows, output_step = each->output_step, input_step = each->input_step;
+    int i;
     for (i = 0; each->arguments[i]; i++) switch (each->arguments[i]) {
             case 'i': pointers[i] = &given.input; break;
             case 'o': pointers[i] = &given.output; break;
@@ -555,13 +560,16 @@ static int plan_fetches(farm_bundle *bundle, int64_t images) {
     for (i = 0; i < count; i++) {
         const farm_step *each = &bundle->plan.steps[i];
         bundle->steps[i].wait = DBL_MAX;
+        bundle->steps[i].fetched = -1;
         if (each->layer < 0) continue;
         runs[i] = run_of(bundle, each->layer, each->rows * images);
         total += runs[i].code_bytes + runs[i].moved_bytes;
     }
-    for (i = 0; i < count; i++) {
-        int fetched = total > room && runs[i].fetch_microseconds > 0;
-        bundle->steps[i].fetched_with = fetched ? start_of(bundle, runs, i, room) : -1;
+    for (i = count - 1; i >= 0 && total > room; i--) {
+        int start = runs[i].fetch_microseconds > 0 ? start_of(bundle, runs, i, room) : -1;
+        if (start < 0) continue;
+        bundle->steps[i].next = bundle->steps[start].fetched;
+        bundle->steps[start].fetched = i;
     }
     free(runs);
     bundle->planned_images = images;
@@ -596,9 +604,8 @@ static int fetch_with(farm_bundle *bundle, int number, CUstream stream) {
     int i, begun = 0, recorded = 0;
     if (!bundle->fetch || steps[number].layer < 0) return 0;
     DRIVER(cuStreamIsCapturing(stream, (void *)&recorded));
-    for (i = number + 1; recorded && i < bundle->plan.step_count; i++)
-        if (bundle->steps[i].fetched_with == number && steps[i].layer >= 0)
-            TRY(fetch_layer(bundle, steps[i].layer, number, &begun, stream));
+    for (i = recorded ? bundle->steps[number].fetched : -1; i >= 0; i = bundle->steps[i].next)
+        TRY(fetch_layer(bundle, steps[i].layer, number, &begun, stream));
     return 0;
 }
 
@@ -640,7 +647,7 @@ int farm_run_layer(
         return farm_fail("layer %s takes %s gate", about->name, about->gate_bytes ? "a" : "no");
     if (input % ALIGNMENT || output % ALIGNMENT || residual % ALIGNMENT || gate % ALIGNMENT)
         return farm_fail("layer %s is given a pointer that is not a multiple of %d bytes", about->name, ALIGNMENT);
-    limit = pass_images(layer_limit(bundle, layer));
+    limit = pass_images(bundle->limits[layer]);
     for (start = 0; start < images; start += limit) {
         int64_t count = images - start < limit ? images - start : limit;
         CUdeviceptr first = (CUdeviceptr)start;

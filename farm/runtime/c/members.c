@@ -22,13 +22,13 @@
 
 typedef struct {
     char path[MOST_PATH];
-    uint64_t header, bytes;
+    uint64_t header, bytes, end; /* where its header begins, size, and where the next header begins, or the directory */
 } entry;
 
 struct farm_members {
     int file; /* the folder or the archive, -1 if it is not open */
     int is_archive;
-    uint64_t directory; /* where the directory of an archive begins: the members lie before it */
+    uint64_t directory; /* where the directory of an archive begins */
     entry *entries; /* sorted by their paths */
     size_t count;
 };
@@ -71,8 +71,13 @@ static int by_path(const void *one, const void *other) {
     return strcmp(((const entry *)one)->path, ((const entry *)other)->path);
 }
 
+static int by_header(const void *one, const void *other) {
+    uint64_t first = ((const entry *)one)->header, second = ((const entry *)other)->header;
+    return (first > second) - (first < second);
+}
+
 /* Reads an entry of the directory and returns its size, or 0. */
-static size_t read_entry(farm_members *members, const unsigned char *head, size_t left, entry *to) {
+static size_t read_entry(const unsigned char *head, size_t left, entry *to) {
     size_t name, bytes;
     if (left < ENTRY_BYTES || memcmp(head, "PK\1\2", 4) != 0) return damaged(), 0;
     name = (size_t)little(head + 28, 2);
@@ -87,8 +92,7 @@ static size_t read_entry(farm_members *members, const unsigned char *head, size_
         farm_fail("%s is compressed or encrypted: fetch the bundle again", to->path);
         return 0;
     }
-    if (little(head + 20, 4) != to->bytes || to->header + HEAD_BYTES + name + to->bytes > members->directory)
-        return damaged(), 0;
+    if (little(head + 20, 4) != to->bytes) return damaged(), 0;
     return bytes;
 }
 
@@ -97,11 +101,14 @@ static int read_entries(farm_members *members, const unsigned char *directory, s
     members->entries = calloc(members->count + 1, sizeof *members->entries);
     if (!members->entries) return farm_fail("out of memory");
     for (i = 0; i < members->count; i++) {
-        size_t read = read_entry(members, directory + place, bytes - place, &members->entries[i]);
+        size_t read = read_entry(directory + place, bytes - place, &members->entries[i]);
         if (!read) return -1;
         place += read;
     }
     if (place != bytes) return damaged();
+    qsort(members->entries, members->count, sizeof *members->entries, by_header);
+    for (i = 0; i < members->count; i++)
+        members->entries[i].end = i + 1 < members->count ? members->entries[i + 1].header : members->directory;
     qsort(members->entries, members->count, sizeof *members->entries, by_path);
     for (i = 1; i < members->count; i++)
         if (by_path(&members->entries[i - 1], &members->entries[i]) == 0)
@@ -219,7 +226,7 @@ static int open_member(const farm_members *members, const char *path, int *file,
     *file = members->file;
     *offset = found->header + HEAD_BYTES + length + little(head + 28, 2);
     *bytes = found->bytes;
-    return *offset + *bytes <= members->directory ? 0 : damaged();
+    return *offset + *bytes <= found->end ? 0 : damaged(); /* files do not overlap: together they are no larger than it */
 }
 
 /* Reads a member whose size is in a range. */

@@ -104,6 +104,29 @@ static int hexadecimal(const line *at, const char *digits, size_t bytes, unsigne
     return 0;
 }
 
+/* Whether bytes are UTF-8: each character in its shortest form, none of them half of a pair. */
+static int is_utf8(const unsigned char *text) {
+    static const struct {
+        unsigned char first, last, least, most; /* of the first byte; of the second byte */
+        int more;
+    } forms[] = {
+        {0x01, 0x7f, 0x00, 0x00, 0}, {0xc2, 0xdf, 0x80, 0xbf, 1}, {0xe0, 0xe0, 0xa0, 0xbf, 2},
+        {0xe1, 0xec, 0x80, 0xbf, 2}, {0xed, 0xed, 0x80, 0x9f, 2}, {0xee, 0xef, 0x80, 0xbf, 2},
+        {0xf0, 0xf0, 0x90, 0xbf, 3}, {0xf1, 0xf3, 0x80, 0xbf, 3}, {0xf4, 0xf4, 0x80, 0x8f, 3},
+    };
+    while (*text) {
+        size_t form = 0;
+        int i;
+        while (form < sizeof forms / sizeof *forms && (*text < forms[form].first || *text > forms[form].last)) form++;
+        if (form == sizeof forms / sizeof *forms) return 0;
+        if (forms[form].more && (text[1] < forms[form].least || text[1] > forms[form].most)) return 0;
+        for (i = 2; i <= forms[form].more; i++)
+            if ((text[i] & 0xc0) != 0x80) return 0;
+        text += 1 + forms[form].more;
+    }
+    return 1;
+}
+
 /* Reads a name as farm/runtime/plan_text.py quotes it: %xx for a byte, % alone for no bytes. */
 static int name(line *at, const char **found) {
     char *from, *to;
@@ -122,7 +145,7 @@ static int name(line *at, const char **found) {
         *to++ = (char)byte;
     }
     *to = 0;
-    return 0;
+    return is_utf8((const unsigned char *)*found) ? 0 : wrong(at, "a name that is not UTF-8");
 }
 
 /* Reads the name of a kernel: letters, digits and '_'. */
@@ -165,7 +188,10 @@ static int read_file(line *at) {
     TRY(word(at, &path));
     file->path = path;
     if (strcmp(path, CONSTANTS_FILE) == 0) plan->constants_file = plan->file_count - 1;
-    if (strcmp(path, GLUE_FILE) == 0) plan->glue_file = plan->file_count - 1;
+    if (strcmp(path, GLUE_FILE) == 0) {
+        if (file->bytes > MOST_GLUE_BYTES) return wrong(at, "more bytes than " GLUE_FILE " may have");
+        plan->glue_file = plan->file_count - 1;
+    }
     return farm_is_member_path(path) ? 0 : wrong(at, "a path that leaves the bundle");
 }
 
@@ -223,7 +249,7 @@ static int read_kernel(line *at) {
     kernel = &plan->kernels[plan->kernel_count - 1];
     TRY(small(at, plan->kernel_count > 1 ? kernel[-1].layer : 0, plan->layer_count - 1, &kernel->layer));
     TRY(read_arch(at, kernel));
-    TRY(small(at, 0, plan->file_count - 1, &kernel->file));
+    TRY(small(at, plan->kernel_count > 1 ? kernel[-1].file + 1 : 0, plan->file_count - 1, &kernel->file));
     TRY(identifier(at, &kernel->entry));
     TRY(read_grid(at, kernel->grid));
     for (i = 0; i < 3; i++) TRY(positive(at, MOST_THREADS, &kernel->block[i]));
@@ -433,6 +459,24 @@ static int check_digest(char *text, size_t bytes) {
     return farm_fail("%s is damaged: its digest differs from the one in it. Fetch the bundle again", PLAN_FILE);
 }
 
+static int by_path(const void *one, const void *other) {
+    return strcmp((*(const farm_file *const *)one)->path, (*(const farm_file *const *)other)->path);
+}
+
+/* Checks that no two files have the same path, so that each is read once. */
+static int check_paths(const farm_plan *plan) {
+    const farm_file **files = calloc((size_t)plan->file_count + 1, sizeof *files);
+    int i, failed = 0;
+    if (!files) return farm_fail("out of memory");
+    for (i = 0; i < plan->file_count; i++) files[i] = &plan->files[i];
+    qsort(files, (size_t)plan->file_count, sizeof *files, by_path);
+    for (i = 1; i < plan->file_count; i++)
+        if (by_path(&files[i - 1], &files[i]) == 0)
+            failed = farm_fail("%s is damaged: two of its files have the same path. Fetch the bundle again", PLAN_FILE);
+    free(files);
+    return failed;
+}
+
 static int read_lines(farm_plan *plan) {
     line at = {NULL, 1, NULL};
     char *next = plan->text + sizeof version - 1, *place;
@@ -449,7 +493,8 @@ static int read_lines(farm_plan *plan) {
         at.place = begin;
         TRY(read_line(&at, &rank));
     }
-    return plan->refused || rank >= CONSTANTS ? 0 : wrong(&at, "no number of constants after it");
+    if (!plan->refused && rank < CONSTANTS) return wrong(&at, "no number of constants after it");
+    return check_paths(plan);
 }
 
 int farm_read_plan(char *text, size_t bytes, farm_plan *plan) {
