@@ -50,7 +50,11 @@ class LedgerAwayError(LedgerError):
 
 
 class LeaseLostError(LedgerError):
-    """A coordinator lost its lease: other coordinators may have taken its jobs over."""
+    """A coordinator, or a run of maintenance, lost its lease: another may have taken its work over."""
+
+
+class BusyError(UnreachableError):
+    """Another process is doing this at the moment."""
 
 
 class NoWorkerError(UnreachableError):

@@ -14,6 +14,7 @@ from farm.ledger.database import Database, one_at_a_time, patient
 from farm.ledger.filters import CLAIMED, Which, chosen, no_such_job
 from farm.ledger.job_states import FINAL, held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
+from farm.ledger.leases import Leases
 from farm.ledger.qualification import QualificationTable
 from farm.ledger.retention import KEY_FRESH_SECONDS, Retention
 from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
@@ -65,6 +66,11 @@ class Ledger:
     def retention(self) -> Retention:
         """References of jobs to the store, and removal of old jobs."""
         return Retention(self._database)
+
+    @property
+    def leases(self) -> Leases:
+        """Leases of maintenance."""
+        return Leases(self._database)
 
     @property
     def statistics(self) -> StatisticsTable:

@@ -258,6 +258,15 @@ marks = Table(
 )
 
 
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("holder", String(128), nullable=False),
+    Column("expires_at", Double, nullable=False),
+)
+
+
 class _Now(FunctionElement[float]):
     type = Double()
     inherit_cache = True

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from farm.errors import UsageError
 from farm.ledger import Ledger, References
+from farm.maintenance.exclusive import Exclusive
 from farm.maintenance.inventory import Entry, Inventory, Tell, read_inventory, tell_nobody
 from farm.store.contract import FRESH_SECONDS, GRACE_SECONDS, Store
 
+COLLECTION = "store garbage collection"
+"""Name of its lease."""
 MIN_GRACE_SECONDS = 2 * FRESH_SECONDS
 """Shortest safe grace period: a job may just have treated a blob of this age as fresh."""
 
@@ -115,21 +118,32 @@ def collect_garbage(
     """Collects garbage; safe while jobs run, also on other machines (DECISIONS.md says why).
 
     Records are removed before their blobs, so that no lookup finds a record without blobs. References of jobs are
-    read again before blobs are removed, and each blob's age is checked again at its removal. Raises UsageError.
+    read again before blobs are removed, and each blob's age is checked again at its removal. Raises UsageError,
+    BusyError while another run collects, LeaseLostError if another one began because this one stood still.
     """
+    if dry_run:
+        return choose_garbage(read_inventory(store, tell), ledger.retention.references(), limits)
+    with Exclusive(ledger, COLLECTION) as exclusive:
+
+        def step(what: str, count: int) -> None:
+            exclusive.check()
+            tell(what, count)
+
+        return _collect(store, ledger, limits, step)
+
+
+def _collect(store: Store, ledger: Ledger, limits: Limits, tell: Tell) -> Sweep:
     inventory = read_inventory(store, tell)
     chosen = choose_garbage(inventory, ledger.retention.references(), limits)
-    if dry_run:
-        return chosen
-    for count, entry in enumerate(chosen.records, 1):
-        store.remove_record(entry.stored.stage, entry.stored.key)
+    for count, entry in enumerate(chosen.records):
         tell("records removed", count)
+        store.remove_record(entry.stored.stage, entry.stored.key)
     referred = ledger.retention.references().blobs
     removed = []
     for digest in chosen.blobs:
+        tell("blobs removed", len(removed))
         if digest not in referred and store.remove_blob(digest, limits.grace_seconds):
             removed.append(digest)
-            tell("blobs removed", len(removed))
     leftover_bytes = store.remove_leftovers(limits.grace_seconds)
     spared = set(chosen.blobs) - set(removed)
     spared_bytes = sum(inventory.blobs[digest].size_bytes for digest in spared)

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from farm.config.settings import Settings
-from farm.errors import FarmError, LedgerAwayError
+from farm.errors import BusyError, FarmError, LedgerAwayError
 from farm.ledger import Ledger
-from farm.maintenance.gc import Limits, collect_garbage
+from farm.maintenance.gc import COLLECTION, Limits, collect_garbage
 from farm.scheduler.progress import Progress
 from farm.store.contract import Store
 
@@ -18,7 +18,7 @@ EVERY_SECONDS = 3600.0
 LOOK_SECONDS = 30.0
 """Interval at which a coordinator checks whether maintenance is due; another one may have died."""
 
-LEDGER, STORE = "ledger retention", "store garbage collection"
+LEDGER, STORE = "ledger retention", COLLECTION
 """Names under which the ledger records the last run."""
 
 
@@ -85,6 +85,8 @@ class ScheduledMaintenance:
                 duty()
         except LedgerAwayError:
             pass  # running jobs wait for the ledger too, and report it
+        except BusyError:
+            pass  # the other run reports
         except FarmError as error:
             self._progress.maintenance_failed(f"{name} failed: {error}. The next run is in an hour.")
         except _Over:

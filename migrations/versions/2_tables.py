@@ -20,6 +20,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     tables = (
+        "leases",
         "marks",
         "key_crashes",
         "in_flight_keys",
@@ -240,4 +241,11 @@ def _create_coordinator_tables() -> None:
         sa.Column("name", sa.String(32), nullable=False),
         sa.Column("at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_marks")),
+    )
+    op.create_table(
+        "leases",
+        sa.Column("name", sa.String(32), nullable=False),
+        sa.Column("holder", sa.String(128), nullable=False),
+        sa.Column("expires_at", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name=op.f("pk_leases")),
     )

@@ -132,6 +132,20 @@ def test_keys_are_pruned_without_waiting_for_a_transaction_that_records_them(pos
     ledger.close()
 
 
+def test_a_lease_is_taken_by_one_holder_until_it_ends_or_is_released(ledger: Ledger) -> None:
+    leases = ledger.leases
+    assert [leases.acquire("a", holder, 60) for holder in ("x", "y", "x")] == ["x", "x", "x"]
+    assert leases.acquire("b", "y", 60) == "y"
+    assert (leases.renew("a", "x", -1), leases.renew("a", "y", 60)) == (True, False)
+    assert leases.renew("a", "x", -1)  # it has ended, and nobody took it
+    assert leases.acquire("a", "y", 60) == "y"
+    assert not leases.renew("a", "x", 60)
+    leases.release("a", "x")
+    assert leases.acquire("a", "x", 60) == "y"
+    leases.release("a", "y")
+    assert leases.acquire("a", "x", 60) == "x"
+
+
 def test_statistics_of_an_empty_ledger_have_no_rate(ledger: Ledger) -> None:
     found = ledger.statistics.read()
     assert (found.since, found.cubin.rate, found.template.rate, found.fmas_deleted) == (None, None, None, 0)

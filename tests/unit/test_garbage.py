@@ -8,13 +8,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import update
 
-from farm.errors import NotFoundError, StoreError, UsageError
+from farm.errors import BusyError, LeaseLostError, NotFoundError, StoreError, UsageError
 from farm.jobs.model import BuildOptions, JobSet, NewSubmission, Status
 from farm.jobs.submission import new_job
-from farm.maintenance.gc import Limits, Sweep, collect_garbage
+from farm.ledger.tables import leases
+from farm.maintenance import exclusive
+from farm.maintenance.exclusive import LEASE_SECONDS
+from farm.maintenance.gc import COLLECTION, Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import read_inventory
 from farm.maintenance.remove import remove_cached
 from farm.maintenance.scrub import Damage, scrub
@@ -218,21 +223,39 @@ def test_what_a_job_finds_while_garbage_is_collected_stays(yard: Yard) -> None:
         assert yard.store.get(build.weights) is not None
 
 
-def test_two_collections_at_once_share_the_work(yard: Yard) -> None:
-    for key in ("aa", "bb"):
-        yard.record(key, key.encode())
+def test_a_second_collection_is_refused_while_one_runs(yard: Yard) -> None:
+    yard.record("aa", b"old")
     yard.age(OLD)
-    store, others = SlowStore(yard.folder), []
+    store = SlowStore(yard.folder)
 
     def collect_too() -> None:
-        store.before_removal = lambda: None
-        others.append(yard.collect(Limits(older_than_seconds=DAY)))
+        with pytest.raises(BusyError, match=r"garbage collection is running already \(.*process \d+\): wait until"):
+            yard.collect(Limits(older_than_seconds=DAY))
+        assert yard.collect(Limits(older_than_seconds=DAY), dry_run=True).blobs
 
     store.before_removal = collect_too
-    mine = collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY))
-    [other] = others
-    assert (len(mine.blobs), len(other.blobs), mine.kept_young, other.kept_young) == (0, 2, 0, 0)
-    assert yard.contents() == set()
+    assert len(collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY)).blobs) == 1
+    yard.collect(Limits())
+
+
+def test_a_run_that_lost_its_lease_stops_before_the_next_removal(yard: Yard) -> None:
+    for key in ("aa", "bb", "cc"):
+        yard.record(key, key.encode())
+    yard.age(OLD)
+    store = SlowStore(yard.folder)
+
+    def stand_still_while_another_begins() -> None:
+        with yard.farm.ledger._database.writing() as connection:
+            connection.execute(update(leases).values(expires_at=leases.c.expires_at - LEASE_SECONDS))
+        assert yard.farm.ledger.leases.acquire(COLLECTION, "another", 60) == "another"
+        monotonic = time.monotonic() + LEASE_SECONDS
+        patch.setattr(exclusive, "time", SimpleNamespace(monotonic=lambda: monotonic))
+
+    store.before_removal = stand_still_while_another_begins
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(LeaseLostError, match="another run began"):
+        collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY))
+    assert len(list(yard.store.blobs())) == 2
+    assert yard.farm.ledger.leases.acquire(COLLECTION, "third", 60) == "another"  # its lease is untouched
 
 
 def test_jobs_lose_nothing_while_garbage_is_collected_all_the_time(yard: Yard) -> None:
