@@ -22,7 +22,8 @@ class Leases:
         with self._database.writing() as connection:
             expires_at = connection.execute(select(now())).scalar_one() + seconds
             connection.execute(statement, [{"name": name, "holder": holder, "expires_at": expires_at}])
-            return connection.execute(select(leases.c.holder).where(leases.c.name == name)).scalar_one()
+            found: str = connection.execute(select(leases.c.holder).where(leases.c.name == name)).scalar_one()
+            return found
 
     @patient
     def renew(self, name: str, holder: str, seconds: float) -> bool:

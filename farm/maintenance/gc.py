@@ -139,7 +139,7 @@ def _collect(store: Store, ledger: Ledger, limits: Limits, tell: Tell) -> Sweep:
         tell("records removed", count)
         store.remove_record(entry.stored.stage, entry.stored.key)
     referred = ledger.retention.references().blobs
-    removed = []
+    removed: list[str] = []
     for digest in chosen.blobs:
         tell("blobs removed", len(removed))
         if digest not in referred and store.remove_blob(digest, limits.grace_seconds):
