@@ -43,7 +43,7 @@ from cli.commands.wait import wait
 from cli.commands.workers import workers
 from cli.examples import examples_text
 from cli.exit_codes import INTERNAL, INTERRUPTED, OK, UNREACHABLE, USAGE, exit_code_of
-from cli.output.console import discard, open_closed_streams, print_error
+from cli.output.console import discard, open_closed_streams, print_error, stderr
 
 DISTRIBUTION = "sparse-compile-farm"
 
@@ -172,7 +172,8 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _defect() -> int:
     """Report the exception being handled, which the farm does not raise on purpose, as a bug."""
-    traceback.print_exc()
+    for line in traceback.format_exc().splitlines():
+        stderr().print(line, soft_wrap=True)
     print_error("internal error: this is a bug in farm; see the traceback above")
     return INTERNAL
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def printable(text: str) -> str:
+    """Text with a space for each line break, control character and invisible mark, such as those of direction."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+
+
 class FarmError(Exception):
     """Base class of all errors that the farm reports."""
 

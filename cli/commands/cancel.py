@@ -94,7 +94,7 @@ def _confirm_cancelling(farm: Farm) -> bool:
     if not sys.stdin.isatty():
         raise UsageError(f"--all would cancel {what}: stdin is no terminal to confirm on. Add --yes.")
     # typer.confirm would write to stdout, where --json has its one document.
-    stderr().print(f"Cancel {what}? [y/N]: ", end="", markup=False)
+    stderr().print(f"Cancel {what}? [y/N]: ", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

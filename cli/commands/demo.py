@@ -52,4 +52,6 @@ def demo(
 
 
 def _say(text: str) -> None:
-    stderr().print(f"\n{text}", style="bold", markup=False, soft_wrap=True)
+    console = stderr()
+    console.print()
+    console.print(text, style="bold", soft_wrap=True)

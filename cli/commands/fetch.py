@@ -12,7 +12,7 @@ from rich.text import Text
 from cli.commands.bundle import print_damage
 from cli.exit_codes import BLOB_LOST, OK, PARTIAL, exit_code_of
 from cli.options.jobs import JobsOrLatest, OfSubmission, selected_jobs
-from cli.output.console import print_error, stderr, stdout
+from cli.output.console import print_error, print_warning, stderr, stdout
 from cli.output.format import counted
 from farm.errors import FarmError
 from farm.jobs.completeness import MissingLayer
@@ -77,9 +77,10 @@ def fetch(
 def _warn(job: Job, missing: Sequence[MissingLayer]) -> None:
     """Print the layers that a partial bundle lacks, on stderr."""
     layers = counted(len({each.name for each in missing}), "layer")
-    lines = [f"warning: the bundle of {job.name} is incomplete, without {layers} and the network:"]
-    lines += [f"  {each.name} for {', '.join(each.archs)}: {each.reason}" for each in missing]
-    stderr().print(Text("\n".join(lines), style="yellow"), soft_wrap=True)
+    print_warning(f"the bundle of {job.name} is incomplete, without {layers} and the network:")
+    for each in missing:
+        line = f"  {each.name} for {', '.join(each.archs)}: {each.reason}"
+        stderr().print(Text(line, style="yellow"), soft_wrap=True)
 
 
 def bundle_folders(jobs: Sequence[Job], output: Path) -> list[Path]:

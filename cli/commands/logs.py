@@ -80,5 +80,7 @@ def _print_new(farm: Farm, job: Job, console: StreamConsole, last: int) -> int:
 
 
 def _print_line(console: StreamConsole, at: datetime, level: str, text: str) -> None:
-    line = f"{moment(at, datetime.now(UTC))}  {level:<7}  {text}"
-    console.print(Text(line, style=LEVEL_STYLES.get(level, "")), soft_wrap=True)
+    """Print an event; further lines of its text, such as a tool's output, are indented: none can pass for an event."""
+    first, *further = text.splitlines() or [""]
+    for line in (f"{moment(at, datetime.now(UTC))}  {level:<7}  {first}", *(f"    {each}" for each in further)):
+        console.print(Text(line, style=LEVEL_STYLES.get(level, "")), soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.text import Text
 
 from cli.exit_codes import OK, USAGE
@@ -80,7 +81,7 @@ def _print(found: Forecast) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-def _table(model: ModelForecast, width: int) -> Text:
+def _table(model: ModelForecast, width: int) -> Group:
     """One line per layer, or per tiling where its architectures have several."""
     rows: list[list[str]] = []
     position = -1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.console import Group
 from rich.text import Text
 
 from cli.options.jobs import OfSubmission
@@ -91,10 +92,10 @@ class View:
             self.jobs
         )
 
-    def shown(self, width: int, height: int | None = None) -> Text:
+    def shown(self, width: int, height: int | None = None) -> Group:
         """The view as lines of at most `width` columns, and at most `height` lines if given."""
         room = len(self.jobs) if height is None else max(1, height - FIXED_LINES)
-        lines = [counts_line(self.counts, self.claimed)]
+        lines: list[Text | Group] = [counts_line(self.counts, self.claimed)]
         if self.jobs:
             lines.append(job_table(self.jobs[:room], width))
         elif self.counts or self.filtered:
@@ -104,7 +105,7 @@ class View:
         if left_out := self.left_out + len(self.jobs[room:]):
             way_on = "-n" if height is None else "a taller terminal"
             lines.append(Text(f"{left_out:,} more: {way_on}", style="dim"))
-        return Text("\n", no_wrap=True, overflow="crop").join(lines)
+        return Group(*lines)
 
 
 def _watch(look: Callable[[int | None], View], most: int | None) -> None:
@@ -116,9 +117,11 @@ def _watch(look: Callable[[int | None], View], most: int | None) -> None:
         if not console.is_terminal:
             last = ""
             while not console.reader_gone:
-                if (now := look(most).shown(console.width)).plain != last:
+                with console.capture() as captured:
+                    console.print(now := look(most).shown(console.width), soft_wrap=True)
+                if captured.get() != last:
                     console.print(now, soft_wrap=True)
-                    last = now.plain
+                    last = captured.get()
                 time.sleep(REFRESH_SECONDS)
             return
         with Live(console=console, auto_refresh=False, screen=True) as live:

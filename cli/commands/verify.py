@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.text import Text
 
 from cli.commands.run import read_arrays
@@ -116,7 +117,7 @@ def verify(
     return JOB_FAILED if wrong else OK
 
 
-def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Text:
+def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
     """One row per layer and tiling, with all parts together."""
     cells = [
         [

@@ -6,25 +6,49 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
+
+from farm.errors import printable
 
 PIPE_WIDTH = 10_000
 """Columns where stdout is no terminal and COLUMNS is not set: nothing is wrapped or cut."""
 
 
 class StreamConsole(Console):
-    """A console that goes quiet when the reader of its pipe is gone, so that the exit code still tells the outcome."""
+    """A console for text that contains names and messages of others.
+
+    Each text is one line without control characters, so that none moves the cursor, changes colours or forges a line.
+    It goes quiet when the reader of its pipe is gone, so that the exit code still tells the outcome.
+    """
 
     reader_gone = False
     """Whether the reader has gone; commands that print until they are stopped end then."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Segments of a renderable; all text that is printed passes here, also that of tables and progress bars."""
+        if isinstance(renderable, str):
+            renderable = self.render_str(renderable)
+        return super().render(one_line(renderable) if isinstance(renderable, Text) else renderable, options)
 
     def on_broken_pipe(self) -> None:
         """Discard further output; Rich's own method ends the program."""
         self.reader_gone = True
         discard(sys.stderr if self.stderr else sys.stdout)
+
+
+def one_line(text: Text) -> Text:
+    """The text, with its styles, as one printable line."""
+    plain = printable(text.plain)
+    if plain == text.plain:
+        return text
+    shown = text.copy()
+    shown.plain = plain
+    return shown
 
 
 def stdout() -> StreamConsole:
@@ -40,7 +64,7 @@ def stderr() -> StreamConsole:
 def _console(*, stderr: bool) -> StreamConsole:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else shutil.get_terminal_size((PIPE_WIDTH, 24)).columns
-    return StreamConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+    return StreamConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def print_error(message: str) -> None:

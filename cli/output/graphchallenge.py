@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.text import Text
 
 from cli.output.table import Column, fitted_table
@@ -25,7 +26,7 @@ COLUMNS = (
 """TE/s: 10^12 multiply-adds a second, of all rows; LIVE TE/S counts non-zero rows only."""
 
 
-def challenge_table(measurements: Sequence[Measurement], width: int) -> Text:
+def challenge_table(measurements: Sequence[Measurement], width: int) -> Group:
     """One line per contender, with the speed-up of the compiled layers over it."""
     own = {each.case.operator: each.microseconds for each in measurements if each.contender == "generated"}
     return fitted_table(COLUMNS, [_cells(each, own.get(each.case.operator)) for each in measurements], width)
@@ -47,7 +48,7 @@ def _cells(row: Measurement, own: float | None) -> list[str]:
     ]
 
 
-def challenge_tables(results: Results, width: int) -> list[Text]:
+def challenge_tables(results: Results, width: int) -> list[Group | Text]:
     """The table, and the reasons of missing times."""
     reasons = (f"{each.case.operator}, {each.contender}: {each.reason}" for each in results.measurements if each.reason)
     return [challenge_table(results.measurements, width), *(Text(reason, style="yellow") for reason in reasons)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from rich.console import Group
 from rich.text import Text
 
 from cli.output.coverage import skipped_json
@@ -59,7 +60,7 @@ def job_seconds(job: Job, now: datetime) -> float | None:
     return ((job.finished_at or now) - job.started_at).total_seconds()
 
 
-def job_table(jobs: Sequence[Job], width: int) -> Text:
+def job_table(jobs: Sequence[Job], width: int) -> Group:
     """The table of `farm status`: one line per job."""
     now = datetime.now(UTC)
     return fitted_table(JOB_COLUMNS, [_job_cells(job, now) for job in jobs], width)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from rich.console import Group
 from rich.text import Text
 
 from cli.output.coverage import skipped_lines
@@ -146,7 +147,7 @@ CODE_COLUMNS = (
 )
 
 
-def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Text:
+def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Group:
     """One line per layer and architecture; with `totals`, one more for all layers per architecture."""
     several = any(len(build.parts_of(arch)) > 1 for build in detail.builds for arch in build.archs(detail.job.options))
     rows: list[list[str | Text]] = []
@@ -186,7 +187,7 @@ def _total_rows(detail: JobDetail) -> list[list[str | Text]]:
     return rows
 
 
-def code_table(detail: JobDetail, width: int) -> Text:
+def code_table(detail: JobDetail, width: int) -> Group:
     """One line per layer and tiling: kept and deleted FMAs, template, rewriting time, tiling."""
     rows: list[list[str]] = []
     for build in detail.builds:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Group
 from rich.text import Text
 
 from cli.output.bench import KINDS, microseconds, times
@@ -19,7 +20,7 @@ SLOWEST = 4
 """Layers named for each network."""
 
 
-def network_table(rows: Sequence[NetworkRow], width: int) -> Text:
+def network_table(rows: Sequence[NetworkRow], width: int) -> Group:
     """One row per network and batch size: our time, the speed-up over the fastest dense run, the shares of the time."""
     columns = [Column("NETWORK", least=8)]
     columns += [Column(name, "right") for name in ("N", "TYPE", "US", "IMAGES/S")]
@@ -46,7 +47,7 @@ def _row(row: NetworkRow) -> list[Cell]:
     ]
 
 
-def dense_table(results: Results, width: int) -> Text:
+def dense_table(results: Results, width: int) -> Group:
     """One row per network, batch size and PyTorch mode: times of the dense network in microseconds."""
     found = {(each.case, each.contender): each for each in results.measurements if each.contender != GENERATED}
     columns = [Column("DENSE, IN US", least=8), Column("N", "right"), Column("MODE")]
@@ -93,10 +94,10 @@ def called(case: CaseKey) -> str:
     return f"{case.operator} at batch {case.batch}, {case.data_type}"
 
 
-def network_tables(results: Results, width: int) -> list[Text]:
+def network_tables(results: Results, width: int) -> list[Group | Text]:
     """All tables and lines of the results, in reading order."""
     rows = network_rows(results)
-    shown = [network_table(rows, width), Text("")]
+    shown: list[Group | Text] = [network_table(rows, width), Text("")]
     if any(each.contender != GENERATED for each in results.measurements):
         shown += [dense_table(results, width), Text("")]
     return [*shown, *slowest_lines(rows), *missing_network_lines(results)]

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len, set_cell_size
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from cli.output.console import one_line
 
 Cell = str | Text
 ELLIPSIS = "…"
@@ -42,9 +45,9 @@ def without_column(
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> Text:
+def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> Group:
     """A table of at most `width` columns of the terminal; each row is one line."""
-    texts = [[_one_line(cell) for cell in row] for row in rows]
+    texts = [[one_line(Text(cell) if isinstance(cell, str) else cell) for cell in row] for row in rows]
     wanted = [
         max(cell_len(column.name), *(text.cell_len for text in _of(texts, i))) if texts else cell_len(column.name)
         for i, column in enumerate(columns)
@@ -57,20 +60,12 @@ def fitted_table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], widt
     for line in lines:
         line.truncate(width)  # where even the remaining columns are too wide
         line.rstrip()
-    table = Text("\n", no_wrap=True, overflow="ignore").join(lines)
-    table.no_wrap, table.overflow = True, "ignore"
-    return table
+        line.no_wrap, line.overflow = True, "ignore"
+    return Group(*lines)
 
 
 def _of(texts: Sequence[Sequence[Text]], column: int) -> list[Text]:
     return [row[column] for row in texts]
-
-
-def _one_line(cell: Cell) -> Text:
-    """A cell without line breaks and control characters, which names and messages may contain."""
-    text = cell if isinstance(cell, Text) else Text(cell)
-    plain = "".join(each if each.isprintable() else " " for each in text.plain)
-    return text if plain == text.plain else Text(plain, text.style)
 
 
 def _least(column: Column, wanted: int) -> int:

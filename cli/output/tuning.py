@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Group
 from rich.text import Text
 
 from cli.output.format import counted
@@ -42,7 +43,7 @@ RECORD_COLUMNS = (
 )
 
 
-def outcome_table(outcomes: Sequence[Outcome], width: int) -> Text:
+def outcome_table(outcomes: Sequence[Outcome], width: int) -> Group:
     """One row per layer and batch size."""
     rows: list[list[Cell]] = []
     for each in outcomes:
@@ -53,7 +54,7 @@ def outcome_table(outcomes: Sequence[Outcome], width: int) -> Text:
     return fitted_table(OUTCOME_COLUMNS, rows, width)
 
 
-def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecord], width: int) -> Text:
+def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecord], width: int) -> Group:
     """One row per record."""
     rows = [
         [

@@ -45,10 +45,10 @@ class CompileProgress(Progress):
         self._estimated_at = 0.0
         self._layer_of_cubin: dict[str, str] = {}
         self._bars = Bars(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=30),
             TaskProgressColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             TimeElapsedColumn(),
             console=console,
         )

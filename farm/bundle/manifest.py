@@ -29,6 +29,7 @@ from codegen.ir.epilogue import STEPS
 from codegen.ir.launch import MOST_BLOCKS, NUMBERS, GridSize, Launch, tensors_of
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, DataType, LayerSpec, Linear, spec_from_json
 from farm.bundle.members import MOST_MEMBER_BYTES
+from farm.errors import printable
 
 SCHEMA_VERSION = 2
 """Version of the manifest, raised when a reader of the version before would be misled."""
@@ -464,5 +465,5 @@ def _distinct(what: str, names: Sequence[str]) -> None:
 
 def _line(text: str) -> str:
     """Text of an untrusted file as one printable line."""
-    shown = "".join(each if each.isprintable() else " " for each in text)
+    shown = printable(text)
     return shown if len(shown) <= _MOST_REASON else f"{shown[:_MOST_REASON]}..."

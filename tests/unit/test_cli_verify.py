@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from cli.commands.verify import verdict_table, wrong_lines
+from tests.unit.test_cli_output import shown
 
 NAME = "/backbone/backbone.features/backbone.features.17/conv/conv.2/Conv"
 
@@ -29,19 +30,19 @@ def row(layer: str = NAME, *, parts: int = 1, message: str = "") -> dict[str, An
 
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_only_a_long_name_is_cut(width: int) -> None:
-    lines = verdict_table([row("x" * 300), row()], width).plain.splitlines()
+    lines = shown(verdict_table([row("x" * 300), row()], width), width)
     assert len(lines) == 3
     assert all(len(line) <= width for line in lines)
     assert all(line.split()[1] == "80,90" and line.split()[-3:] == ["3.9e-08", "47.9%", "PASS"] for line in lines[1:])
 
 
 def test_parts_are_shown_where_a_layer_has_several() -> None:
-    assert "PARTS" not in verdict_table([row()], 100).plain
-    assert "PARTS" in verdict_table([row(), row(parts=2)], 120).plain
+    assert "PARTS" not in shown(verdict_table([row()], 100), 100)[0]
+    assert "PARTS" in shown(verdict_table([row(), row(parts=2)], 120), 120)[0]
 
 
 def test_failed_checks_are_printed_in_full_below_the_table() -> None:
     wrong = "in the block of outputs from [0, 0, 0]: one is 0.7 and should be 0.5, further off than 0.1 " + "x" * 50
     rows = [row(), row("conv1", message=wrong)]
-    assert [line.split()[-1] for line in verdict_table(rows, 100).plain.splitlines()] == ["RESULT", "PASS", "FAIL"]
+    assert [line.split()[-1] for line in shown(verdict_table(rows, 100), 100)] == ["RESULT", "PASS", "FAIL"]
     assert [line.plain for line in wrong_lines(rows)] == [f"conv1 sm_80,sm_90: {wrong}"]

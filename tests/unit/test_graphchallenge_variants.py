@@ -23,6 +23,7 @@ from farm.bench.graphchallenge.pipelined_batches import PipelinedLayout
 from farm.bench.layers.results import CHALLENGE_KIND, Measurement, Results, write_results
 from farm.cuda.measure.kernels import BuiltLayer
 from tests.unit.small_challenge import NEURONS, challenge
+from tests.unit.test_cli_output import shown
 
 RIGHT = VariantRun(100.0, 3, True, 1e-7)
 
@@ -121,10 +122,10 @@ def test_the_table_has_times_rates_and_speed_ups() -> None:
     own, peer = best(VariantRun(50.0, 3, True, 1e-7)), best(VariantRun(210.0, 3, True, 1e-7))
     rows = [replace(own, contender="generated"), replace(peer, contender="cusparse"), best()]
     table, *reasons = challenge_tables(Results({}, {}, tuple(rows)), 120)
-    text = table.plain.splitlines()
+    text = shown(table, 120)
     assert "LIVE TE/S" in text[0]
     assert "4.20x" in text[2]
-    assert [reason.plain for reason in reasons] == ["small, index: no variant fits"]
+    assert [line for reason in reasons for line in shown(reason, 120)] == ["small, index: no variant fits"]
     assert "converged" in progress_line(rows[0])
     assert progress_line(rows[2]).endswith("no variant fits")
 

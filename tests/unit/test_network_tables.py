@@ -20,6 +20,7 @@ from farm.bench.layers.plots import plot
 from farm.bench.layers.results import NETWORKS_KIND, Measurement, Results, write_results
 from farm.bench.networks.summary import network_rows
 from farm.cuda.measure.workload import CaseKey
+from tests.unit.test_cli_output import shown
 
 BREAKDOWN = {
     "total_microseconds": 900.0,
@@ -61,7 +62,7 @@ def test_the_fastest_dense_network_of_each_precision_is_compared_with() -> None:
 
 
 def test_the_table_fits_a_terminal() -> None:
-    lines = network_table(network_rows(made_up()), 100).plain.splitlines()
+    lines = shown(network_table(network_rows(made_up()), 100), 100)
     assert max(map(len, lines)) <= 100
     assert lines[0].split() == [
         *("NETWORK", "N", "TYPE", "US", "IMAGES/S", "FP32", "TF32", "FP16"),
