@@ -62,6 +62,12 @@ class BusyError(UnreachableError):
     """Another process is doing this at the moment."""
 
 
+class UnreadableJobError(FarmError):
+    """This version cannot read a job that is in the ledger."""
+
+    exit_code = 32
+
+
 class NoWorkerError(UnreachableError):
     """No worker can serve the job."""
 

@@ -22,6 +22,11 @@ class AutomaticExecutor(Executor):
         self._chosen: Executor | None = None
 
     @property
+    def local(self) -> bool:
+        """See Executor."""
+        return self._chosen is None or self._chosen.local
+
+    @property
     def capacity(self) -> int:
         """See Executor."""
         return self._executor.capacity

@@ -54,6 +54,11 @@ class Executor(Protocol):
     """
 
     @property
+    def local(self) -> bool:
+        """Whether builds share this machine, so that one that exhausts it may end this process too."""
+        return True
+
+    @property
     def capacity(self) -> int:
         """Number of requests worth submitting at a time, so that no worker idles.
 

@@ -20,6 +20,10 @@ It rises with every change of their JSON that an older farm cannot read, such as
 """
 
 
+NO_COORDINATOR = "no coordinator: run farm compile again or farm serve"
+"""Reason of an unfinished job that nobody will run."""
+
+
 class Status(StrEnum):
     """The state of a job."""
 
@@ -231,6 +235,7 @@ class Job:
     """Number of cubins of the job: parts times architectures."""
     hits: int
     tries: int
+    """Number of claims."""
     submitted_at: datetime
     started_at: datetime | None = None
     """Start of its first template or cubin; a claimed job may wait for older ones."""
@@ -244,6 +249,10 @@ class Job:
     """The kind of fault that ended it (messages.Fault); empty unless it failed or crashed."""
     network: str | None = None
     """Digest of the blob with the network around the compiled layers; None: it was not kept."""
+    claims: int = 0
+    """Number of claims since it was last planned: more than one if its coordinators could not plan it, or died."""
+    unreadable: str = ""
+    """Why this version cannot read the job, which then has no architectures; empty if it can."""
 
     @property
     def claimed(self) -> bool:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 
-from farm.jobs.model import Status
+from farm.jobs.model import JOB_FORMAT, Status
 from farm.ledger.database import Database, patient
-from farm.ledger.tables import coordinators, in_flight_keys, jobs, now
+from farm.ledger.tables import coordinators, in_flight_keys, jobs, key_crashes, now
 
 FORGET_SECONDS = 3600.0
 """Time after its last heartbeat for which a dead coordinator is still listed."""
+FORGET_CRASHES_SECONDS = 7 * 86400.0
+"""Time for which the crashes of a key are counted that nobody builds any more."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Coordinators:
             connection.execute(delete(in_flight_keys).where(in_flight_keys.c.coordinator.not_in(living)))
             at = connection.execute(select(now())).scalar_one()
             row = {"id": coordinator, "node": node, "serves": serves, "since": at, "seen": at, "workers": []}
-            connection.execute(insert(coordinators), {**row, "lease_until": at + lease_seconds})
+            row |= {"format": JOB_FORMAT, "lease_until": at + lease_seconds}
+            connection.execute(insert(coordinators), row)
+            connection.execute(delete(key_crashes).where(key_crashes.c.crashed_at < at - FORGET_CRASHES_SECONDS))
 
     @patient
     def beat(self, coordinator: str, lease_seconds: float, workers: Sequence[Mapping[str, Any]]) -> None:
@@ -88,26 +92,51 @@ class Coordinators:
             return connection.execute(alive.limit(1)).first() is not None
 
     @patient
-    def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
-        """Acquires the keys that no other live coordinator is building, and returns those that are this one's now."""
+    def acquire_keys(self, coordinator: str, keys: Sequence[str], *, local: bool) -> dict[str, int]:
+        """Acquires the keys that no other live coordinator is building; returns this one's, with their crashes so far.
+
+        `local`: they are built on the coordinator's machine, so that its death counts as a crash of each.
+        """
         if not keys:
-            return set()
+            return {}
         others = select(coordinators.c.id).where(coordinators.c.lease_until >= now(), coordinators.c.id != coordinator)
         free = in_flight_keys.c.coordinator.not_in(others)
-        statement = self._database.insert_or_replace(in_flight_keys, ("key",), ("coordinator",), where=free)
+        statement = self._database.insert_or_replace(in_flight_keys, ("key",), ("coordinator", "local"), where=free)
         # Sorted, so that two coordinators that acquire the same keys do not deadlock.
-        rows = [{"key": key, "coordinator": coordinator, "local": False} for key in sorted(keys)]
+        rows = [{"key": key, "coordinator": coordinator, "local": local} for key in sorted(keys)]
+        of_dead = and_(in_flight_keys.c.local, free, in_flight_keys.c.coordinator != coordinator)
         held = and_(in_flight_keys.c.key.in_(keys), in_flight_keys.c.coordinator == coordinator)
+        crashes = select(in_flight_keys.c.key, func.coalesce(key_crashes.c.crashes, 0).label("crashes")).where(held)
         with self._database.writing() as connection:
+            dropped = select(in_flight_keys.c.key).where(in_flight_keys.c.key.in_(keys), of_dead)
+            suspects = set(connection.execute(dropped).scalars())
             connection.execute(statement, rows)
-            return set(connection.execute(select(in_flight_keys.c.key).where(held)).scalars())
+            ours = set(connection.execute(select(in_flight_keys.c.key).where(held)).scalars())
+            self._count_crashes(connection, suspects & ours)
+            joined = crashes.outerjoin(key_crashes, key_crashes.c.key == in_flight_keys.c.key)
+            return {row.key: row.crashes for row in connection.execute(joined)}
+
+    @patient
+    def count_crash(self, key: str) -> None:
+        """Counts a worker that died while it built a key."""
+        with self._database.writing() as connection:
+            self._count_crashes(connection, {key})
+
+    def _count_crashes(self, connection: Connection, keys: Collection[str]) -> None:
+        if keys:
+            rows = [{"key": key, "crashes": 0, "crashed_at": 0.0} for key in sorted(keys)]
+            connection.execute(self._database.insert_or_replace(key_crashes, ("key",), ()), rows)
+            counted = {"crashes": key_crashes.c.crashes + 1, "crashed_at": now()}
+            connection.execute(update(key_crashes).where(key_crashes.c.key.in_(keys)).values(counted))
 
     @patient
     def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
-        """Releases keys that are built or given up, so that others may acquire them."""
+        """Releases keys that are built or given up, so that others may acquire them; forgets their crashes."""
         if keys:
             held = and_(in_flight_keys.c.key.in_(keys), in_flight_keys.c.coordinator == coordinator)
             with self._database.writing() as connection:
+                ours = select(in_flight_keys.c.key).where(held)
+                connection.execute(delete(key_crashes).where(key_crashes.c.key.in_(ours)))
                 connection.execute(delete(in_flight_keys).where(held))
 
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from typing import Unpack
 
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, true, update
 
-from farm.errors import LedgerError, NotFoundError, UsageError
-from farm.jobs.model import ALLOWED_MOVES, Build, BuildResult, Event, Job, JobSet, NewJob, NewSubmission, Status
+from farm.errors import LedgerError, NotFoundError, UnreadableJobError, UsageError
+from farm.jobs.model import (
+    ALLOWED_MOVES,
+    JOB_FORMAT,
+    Build,
+    BuildResult,
+    Event,
+    Job,
+    JobSet,
+    NewJob,
+    NewSubmission,
+    Status,
+)
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.database import Database, one_at_a_time, patient
 from farm.ledger.filters import CLAIMED, Which, chosen, no_such_job
@@ -17,19 +29,35 @@ from farm.ledger.key_neighbours import Neighbours
 from farm.ledger.leases import Leases
 from farm.ledger.qualification import QualificationTable
 from farm.ledger.retention import KEY_FRESH_SECONDS, Retention
-from farm.ledger.rows import build_of_row, build_row, event_of_row, job_of_row, job_row, result_of_row, result_row
+from farm.ledger.rows import (
+    build_of_row,
+    build_row,
+    event_of_row,
+    job_of_row,
+    job_row,
+    result_of_row,
+    result_row,
+    unreadable_text,
+)
 from farm.ledger.running import RunningJobs
 from farm.ledger.statistics import StatisticsTable
-from farm.ledger.tables import builds, events, jobs, keys, now, results, submissions
+from farm.ledger.tables import builds, coordinators, events, jobs, keys, now, results, submissions
 from farm.ledger.tuning import TuningTable
 
 _RESULT_KEY = ("build", "arch", "part")
 _RESULT_COLUMNS = tuple(column.name for column in results.columns if column.name not in _RESULT_KEY)
-_JOB = select(jobs, submissions.c.submitter, now().label("now")).join(
+_SERVED_FORMAT = (
+    select(func.max(coordinators.c.format)).where(coordinators.c.serves, coordinators.c.lease_until >= now())
+).scalar_subquery()
+"""Newest job format that a live serving coordinator reads."""
+_JOB = select(jobs, submissions.c.submitter, now().label("now"), _SERVED_FORMAT.label("served_format")).join(
     submissions, jobs.c.submission == submissions.c.id
 )
-_FREE = or_(jobs.c.status == Status.PENDING, and_(jobs.c.status == Status.RUNNING, jobs.c.lease_until < now()))
-"""The condition for jobs that no live coordinator holds: pending, or with an expired lease."""
+_FREE = and_(
+    jobs.c.format <= JOB_FORMAT,
+    or_(jobs.c.status == Status.PENDING, and_(jobs.c.status == Status.RUNNING, jobs.c.lease_until < now())),
+)
+"""The condition for jobs that this version may claim: pending, or with an expired lease, and not of a newer format."""
 
 
 class Ledger:
@@ -120,7 +148,10 @@ class Ledger:
     def claim_all(
         self, job_ids: Sequence[str], coordinator: str, lease_seconds: float, *, limit: int | None = None
     ) -> list[str]:
-        """Claims the free ones of these jobs, oldest first, and returns them. Skips jobs that others are claiming."""
+        """Claims the free ones of these jobs, oldest first, and returns them. Skips jobs that others are claiming.
+
+        A job whose last claim did not get it planned is claimed alone, so that it can harm no other job.
+        """
         return self._claim(jobs.c.id.in_(set(job_ids)), coordinator, lease_seconds, limit)
 
     @patient
@@ -142,13 +173,15 @@ class Ledger:
             "coordinator": coordinator,
             "lease_until": now() + lease_seconds,
             "tries": jobs.c.tries + 1,
+            "claims": jobs.c.claims + 1,
             "started_at": None,
             "finished_at": None,
         }
         with self._database.writing() as connection:
             # SQLite has no row locks and needs none: only one transaction writes at a time.
-            free = select(jobs.c.id).where(which, _FREE).order_by(jobs.c.number).limit(limit)
-            found = list(connection.execute(free.with_for_update(skip_locked=True, key_share=True)).scalars())
+            free = select(jobs.c.id, jobs.c.claims).where(which, _FREE).order_by(jobs.c.number).limit(limit)
+            rows = connection.execute(free.with_for_update(skip_locked=True, key_share=True)).all()
+            found = [row.id for row in takewhile(lambda row: not row.claims, rows)] or [row.id for row in rows[:1]]
             if found:
                 connection.execute(update(jobs).where(jobs.c.id.in_(found)).values(taken))
             return found
@@ -167,11 +200,19 @@ class Ledger:
             return set(connection.execute(select(jobs.c.id).where(held_by(coordinator))).scalars())
 
     @patient
-    def release(self, coordinator: str, reason: str) -> None:
-        """Returns all jobs of a coordinator to PENDING, with a reason."""
+    def release(self, coordinator: str, reason: str = "") -> None:
+        """Returns all jobs of a coordinator to PENDING; `reason` says why, if not because it was stopped."""
         with self._database.writing() as connection:
             rows = locked(connection, held_by(coordinator))
-            connection.execute(update(jobs).where(rows).values(state_values(Status.PENDING, reason)))
+            values = state_values(Status.PENDING, reason) | {"claims": 0}
+            connection.execute(update(jobs).where(rows).values(values))
+
+    @patient
+    def return_unplanned(self, job_id: str, reason: str, *, holder: str) -> None:
+        """Returns a job to PENDING that its coordinator could not plan; its claims stay counted."""
+        mine = and_(jobs.c.id == job_id, held_by(holder))
+        with self._database.writing() as connection:
+            connection.execute(update(jobs).where(mine).values(state_values(Status.PENDING, reason)))
 
     @patient
     def finish(self, job_id: str, status: Status, reason: str, *, holder: str | None = None, fault: str = "") -> bool:
@@ -207,7 +248,7 @@ class Ledger:
         if which.submission is not None:
             chosen.append(jobs.c.submission == which.submission)
         rows = select(jobs.c.number).where(*chosen).order_by(jobs.c.number).with_for_update(key_share=True)
-        values = state_values(target, reason) | {"fault": ""}
+        values = state_values(target, reason) | {"fault": "", "claims": 0}
         statement = update(jobs).where(jobs.c.number.in_(rows), jobs.c.status.in_(sources)).values(values)
         with self._database.writing() as connection:
             return list(connection.execute(statement.returning(jobs.c.id)).scalars())
@@ -322,10 +363,17 @@ class Ledger:
 
     @patient
     def builds(self, job_id: str) -> list[Build]:
-        """The builds of a job in graph order; a layer has one build for each of its tilings."""
+        """The builds of a job in graph order; a layer has one build for each of its tilings.
+
+        Raises UnreadableJobError if another version wrote what this one cannot read.
+        """
         query = select(builds).where(builds.c.job == job_id).order_by(builds.c.position, builds.c.id)
         with self._database.reading() as connection:
-            return [build_of_row(row) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+        try:
+            return [build_of_row(row) for row in rows]
+        except Exception as error:
+            raise UnreadableJobError(unreadable_text(job_id, error)) from error
 
     def results(self, job_id: str) -> list[BuildResult]:
         """The results of a job's builds so far."""

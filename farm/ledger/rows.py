@@ -11,6 +11,7 @@ from codegen.ir.layer_spec import SkippedLayer, spec_from_json
 from codegen.ir.tiling import Part, Tiling
 from farm.jobs.model import (
     JOB_FORMAT,
+    NO_COORDINATOR,
     Build,
     BuildOptions,
     BuildResult,
@@ -56,10 +57,14 @@ def job_row(job: NewJob, submission: str, at: float) -> dict[str, Any]:
 
 
 def job_of_row(row: Any) -> Job:
-    """The job of a row. A running job with an expired lease gets that as its reason."""
-    status, reason = Status(row.status), row.reason
-    if status is Status.RUNNING and row.lease_until is not None and row.lease_until < row.now:
-        reason = f"no coordinator for {row.now - row.lease_until:.0f} s: run farm compile again or farm serve"
+    """The job of a row; one that this version cannot read has no options, so that other jobs can still be listed."""
+    status = Status(row.status)
+    options, skipped, unreadable = BuildOptions(()), tuple[SkippedLayer, ...](), ""
+    try:
+        options = BuildOptions.from_json(row.options)
+        skipped = tuple(SkippedLayer(**layer) for layer in row.skipped)
+    except Exception as error:  # noqa: BLE001 - another version may have written anything
+        unreadable = unreadable_text(row.id, error)
     return Job(
         id=row.id,
         submission=row.submission,
@@ -68,9 +73,9 @@ def job_of_row(row: Any) -> Job:
         model=row.model,
         model_digest=row.model_digest,
         network=row.network,
-        options=BuildOptions.from_json(row.options),
+        options=options,
         status=status,
-        reason=reason,
+        reason=_reason(row, status),
         fault=row.fault,
         stage=row.stage,
         done=row.done,
@@ -82,8 +87,30 @@ def job_of_row(row: Any) -> Job:
         started_at=_moment(row.started_at),
         ends_at=_moment(row.ends_at),
         finished_at=_moment(row.finished_at),
-        skipped=tuple(SkippedLayer(**layer) for layer in row.skipped),
+        skipped=skipped,
+        claims=row.claims,
+        unreadable=unreadable,
     )
+
+
+def unreadable_text(job_id: str, error: Exception) -> str:
+    """The message about a job that cannot be read because of an exception."""
+    return f"job {job_id} cannot be read ({type(error).__name__}: {error}): use the version of farm that submitted it"
+
+
+def _reason(row: Any, status: Status) -> str:
+    """The recorded reason, or what the coordinators that are alive now mean for an unfinished job."""
+    served = row.served_format is not None and row.served_format >= row.format
+    if status is Status.PENDING and not served:
+        if row.served_format is not None or row.format > JOB_FORMAT:
+            return f"waits for a coordinator of format {row.format}"
+        return str(row.reason) or (NO_COORDINATOR if row.tries else "")
+    if status is Status.RUNNING and row.lease_until is not None and row.lease_until < row.now:
+        seconds = f"{row.now - row.lease_until:.0f} s"
+        if served:
+            return f"its coordinator died {seconds} ago: another one takes over"
+        return NO_COORDINATOR.replace(":", f" for {seconds}:", 1)
+    return str(row.reason)
 
 
 def build_row(build: Build, job_id: str) -> dict[str, Any]:

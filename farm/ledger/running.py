@@ -32,6 +32,11 @@ class RunningJobs:
         self._database = database
 
     @patient
+    def set_planned(self, job_ids: Collection[str], *, holder: str) -> None:
+        """Records that jobs are planned: their claims are counted anew."""
+        self._set(job_ids, holder, {"claims": 0})
+
+    @patient
     def set_stage(self, job_ids: Collection[str], stage: str, *, holder: str) -> None:
         """Sets the stage of jobs; the first stage sets their start time."""
         self._set(job_ids, holder, {"stage": stage, "started_at": func.coalesce(jobs.c.started_at, now())})

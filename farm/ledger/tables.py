@@ -228,6 +228,7 @@ coordinators = Table(
     Column("node", _Words, nullable=False),
     Column("serves", Boolean, nullable=False),
     Column("since", Double, nullable=False),
+    Column("format", Integer, nullable=False),
     Column("seen", Double, nullable=False),
     Column("lease_until", Double, nullable=False),
     Column("workers", JSON, nullable=False),

@@ -26,7 +26,6 @@ from farm.scheduler.run import Run
 from farm.store.contract import Store
 from farm.worker.messages import Fault
 
-NO_COORDINATOR = "no coordinator: run farm compile again or farm serve"
 POLL_SECONDS = 0.5
 """Interval of claiming new jobs, and of looking at jobs that another coordinator runs."""
 ESTIMATE_SECONDS = 1.0
@@ -176,13 +175,13 @@ class Coordinator:
         reason = str(error) or type(error).__name__
         if not isinstance(error, Exception):
             held_jobs.keep()
-            self._ledger.release(self.name, NO_COORDINATOR)
+            self._ledger.release(self.name)
         elif serves and isinstance(error, UnreachableError):
             held_jobs.keep()
             self._ledger.release(self.name, f"coordinator stopped ({reason}): the next farm serve continues")
         else:
             held_jobs.end_all(Status.CRASHED, reason, Fault.FARM)
-            self._ledger.release(self.name, NO_COORDINATOR)
+            self._ledger.release(self.name)
         self._ledger.coordinators.leave(self.name)
 
 

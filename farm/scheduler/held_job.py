@@ -28,6 +28,7 @@ class HeldJob:
     job: Job
     builds: dict[int, Build]
     """Builds by id."""
+    planned: bool = False
     left: int = 0
     """Unfinished cubins."""
     began: float | None = None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import traceback
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from codegen.errors import CodegenError
 from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
 from farm.config.units import format_seconds
+from farm.errors import FarmError, UnreachableError, UnreadableJobError
 from farm.jobs.model import Build, BuildResult, Outcome, Status
 from farm.ledger import Ledger, TemplateRun
 from farm.scheduler.clock import Clock
@@ -26,8 +30,13 @@ from farm.worker.messages import CubinRequest, Failure, Fault, TemplateRequest
 
 OUTLOOK_SHARE = 0.05
 """Share of the remaining time by which an estimated end must move to be recorded in the ledger again."""
+MAX_CLAIMS = 3
+"""Claims of a job without being planned, after which it ends as CRASHED."""
 WRITE_SECONDS = 0.5
 """Longest time that results are buffered, and interval of the check which jobs are still held."""
+
+
+Result = TypeVar("Result")
 
 
 class HeldJobs:
@@ -69,29 +78,20 @@ class HeldJobs:
         return self._held_jobs.keys()
 
     def begin(self, job_ids: Sequence[str], toolchain: Toolchain) -> Plan:
-        """Read claimed jobs and plan them together. A job that cannot be planned ends alone."""
-        begun = []
-        for job_id in job_ids:
-            held = HeldJob(self._ledger.job(job_id), {each.id: each for each in self._ledger.builds(job_id)})
-            self._held_jobs[job_id] = held
-            if held.job.tries > 1:
-                self._ledger.forget_results(job_id, holder=self._coordinator)
-            qualifications = self._qualifications([held])
-            for build in list(held.builds.values()):
-                for arch, reason in no_longer_whole(build, held.job.options, toolchain, qualifications):
-                    self._cut(held, build.id, arch, reason)
-            begun.append(held)
+        """Read claimed jobs and plan them together. A job that cannot be read or planned ends alone."""
+        begun = [held for job_id in job_ids if (held := self._read(job_id, toolchain)) is not None]
         try:
             todo = self._plan(begun, toolchain)
-        except CodegenError:
-            begun = [held for held in begun if self._can_be_planned(held, toolchain)]
+        except Exception:  # noqa: BLE001 - the job that raises it is found next
+            begun = [held for held in begun if self._alone(held, partial(self._plan, [held], toolchain))]
             todo = self._plan(begun, toolchain)
+        self._ledger.running.set_planned([held.job.id for held in begun], holder=self._coordinator)
         self._ledger.record_keys("template", todo.template_fields)
         self._ledger.record_keys("cubin", todo.cubin_fields)
         templates = {(target.job, cubin.template.key) for cubin in todo.cubins for target in todo.targets[cubin.key]}
         of_job = Counter(job_id for job_id, _ in templates)
         for held in begun:
-            held.left = held.total
+            held.left, held.planned = held.total, True
             self._say(held, "info", f"planned: {of_job[held.job.id]} templates, {held.left} cubins")
         self._progress.planned([held.job for held in begun], _builds(begun), todo)
         return todo
@@ -105,13 +105,57 @@ class HeldJobs:
         asked = any(held.job.options.assembler == "auto" for held in held_jobs)
         return self._ledger.qualifications.known() if asked else NO_QUALIFICATIONS
 
-    def _can_be_planned(self, held: HeldJob, toolchain: Toolchain) -> bool:
+    def _read(self, job_id: str, toolchain: Toolchain) -> HeldJob | None:
+        """Read a claimed job; None if it ends here or goes back to PENDING."""
+        held = self._held_jobs[job_id] = HeldJob(self._ledger.job(job_id), {})
+        claims = held.job.claims
+        if claims > MAX_CLAIMS:
+            reason = f"{MAX_CLAIMS} coordinators died while they planned it: farm logs {job_id} names them"
+            self._end(held, Status.CRASHED, reason, Fault.CRASH)
+            return None
+        if claims > 1:
+            text = f"planned by {self._coordinator}, claim {claims} of {MAX_CLAIMS}"
+            self._ledger.add_event(job_id, "warning", text)
+        return held if self._alone(held, partial(self._read_builds, held, toolchain)) else None
+
+    def _read_builds(self, held: HeldJob, toolchain: Toolchain) -> bool:
+        job = held.job
+        if job.unreadable:
+            raise UnreadableJobError(job.unreadable)
+        held.builds = {each.id: each for each in self._ledger.builds(job.id)}
+        if job.tries > 1:
+            self._ledger.forget_results(job.id, holder=self._coordinator)
+        qualifications = self._qualifications([held])
+        for build in list(held.builds.values()):
+            for arch, reason in no_longer_whole(build, job.options, toolchain, qualifications):
+                self._cut(held, build.id, arch, reason)
+        return True
+
+    def _alone(self, held: HeldJob, work: Callable[[], Result]) -> Result | None:
+        """The result of work on one job; None if it raises, which ends this job only.
+
+        An unknown exception may be this version's or this machine's fault: before the limit on claims the job goes
+        back to PENDING. A job that was planned before ends at once.
+        """
         try:
-            self._plan([held], toolchain)
+            return work()
         except CodegenError as error:
             self._end(held, Status.FAILED, f"cannot be planned: {error}", Fault.INPUT)
-            return False
-        return True
+        except UnreachableError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever one job contains, the others go on
+            what = str(error) if isinstance(error, FarmError) else f"{type(error).__name__}: {error}"
+            self._ledger.add_event(held.job.id, "error", "".join(traceback.format_exception(error)))
+            if held.planned or held.job.claims >= MAX_CLAIMS:
+                self._end(held, Status.CRASHED, f"cannot be planned: {what}. farm logs has the trace.", Fault.FARM)
+            else:
+                self._return_unplanned(held, f"could not be planned: {what}. It is tried again.")
+        return None
+
+    def _return_unplanned(self, held: HeldJob, reason: str) -> None:
+        self._forget(held.job.id)
+        self._ledger.return_unplanned(held.job.id, reason, holder=self._coordinator)
+        self._progress.job_lost(self._ledger.job(held.job.id))
 
     def take(self, events: Iterable[Event]) -> None:
         """Apply the events of a step to the jobs that they concern."""
@@ -172,13 +216,18 @@ class HeldJobs:
         plans = []
         for target, reason in self._to_cut:
             if (held := self._held_jobs.get(target.job)) is not None:
-                build = self._cut(held, target.build, target.arch, reason)
-                held.left += len(build.parts_of(target.arch)) - 1
-                plans.append(plan_of(held.job, build, target.arch, toolchain, self._qualifications([held])))
-                self._ledger.record_keys("cubin", plans[-1].cubin_fields)
-                self._progress.cut(held.job, build, plans[-1])
+                todo = self._alone(held, partial(self._plan_parts, held, target, reason, toolchain))
+                plans += [todo] if todo is not None else []
         self._to_cut = []
         return plans
+
+    def _plan_parts(self, held: HeldJob, target: Target, reason: str, toolchain: Toolchain) -> Plan:
+        build = self._cut(held, target.build, target.arch, reason)
+        held.left += len(build.parts_of(target.arch)) - 1
+        todo = plan_of(held.job, build, target.arch, toolchain, self._qualifications([held]))
+        self._ledger.record_keys("cubin", todo.cubin_fields)
+        self._progress.cut(held.job, build, todo)
+        return todo
 
     def _cut(self, held: HeldJob, build_id: int, arch: str, reason: str) -> Build:
         build = held.cut(build_id, arch)

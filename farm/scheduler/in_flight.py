@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from farm.scheduler.clock import Clock
@@ -16,8 +16,11 @@ POLL_SECONDS = 0.5
 class KeyRegistry(Protocol):
     """The keys that all coordinators are building, as the ledger records them."""
 
-    def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
-        """Acquire keys for a coordinator; returns those that it holds now, because no live coordinator builds them."""
+    def acquire_keys(self, coordinator: str, keys: Sequence[str], *, local: bool) -> Mapping[str, int]:
+        """Acquire keys that no live coordinator builds; returns those that it holds now, with their crashes so far."""
+
+    def count_crash(self, key: str) -> None:
+        """Count a worker that died while it built a key."""
 
     def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
         """Release keys of a coordinator, so that others may acquire them."""
@@ -35,18 +38,25 @@ class InFlightKeys:
         self._released_at = -POLL_SECONDS
         self._asked_at = -POLL_SECONDS
 
-    def acquire(self, keys: Collection[str]) -> set[str]:
-        """Acquire keys; returns those that this coordinator may build now."""
+    def acquire(self, keys: Collection[str], *, local: bool) -> Mapping[str, int]:
+        """Acquire keys; returns those that this coordinator may build now, with their crashes so far.
+
+        `local`: they are built on this machine, so that an end of this process counts as a crash of each.
+        """
         for key in keys:
             self._released.pop(key, None)  # still ours in the registry
-        return self._registry.acquire_keys(self._coordinator, list(keys)) if keys else set()
+        return self._registry.acquire_keys(self._coordinator, list(keys), local=local) if keys else {}
 
-    def acquire_later(self, keys: Collection[str]) -> set[str]:
+    def acquire_later(self, keys: Collection[str], *, local: bool) -> Mapping[str, int]:
         """Acquire keys that another coordinator held, at most once per POLL_SECONDS."""
         if not keys or self._clock.now() - self._asked_at < POLL_SECONDS:
-            return set()
+            return {}
         self._asked_at = self._clock.now()
-        return self.acquire(keys)
+        return self.acquire(keys, local=local)
+
+    def count_crash(self, key: str) -> None:
+        """Count a worker that died while it built a key."""
+        self._registry.count_crash(key)
 
     def release(self, key: str) -> None:
         """Release a key that is built or given up."""

@@ -52,6 +52,12 @@ class RetryPolicy:
                 return Retry(request, failure, self.lower(request))
         return None
 
+    def given_up(self, attempts: Attempts) -> Failure | None:
+        """The failure of a request that crashed too often under earlier coordinators to be tried again."""
+        if attempts.crashes <= self._settings.max_retries:
+            return None
+        return Failure(Fault.CRASH, f"its worker or coordinator died {attempts.crashes} times while it was built")
+
     def fields(self, request: CubinRequest) -> Mapping[str, str]:
         """The fields of the request's key."""
         return self._key(request).fields()

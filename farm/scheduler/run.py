@@ -200,8 +200,8 @@ class Run:
         for task in [each for each in self.tasks.in_state(State.DELAYED) if each.due <= now]:
             self.tasks.move(task, State.LOOK_UP)
         elsewhere = {task.key: task for task in self.tasks.in_state(State.ELSEWHERE)}
-        for key in self._keys.acquire_later(elsewhere):
-            elsewhere[key].acquired = True
+        for key, crashes in self._keys.acquire_later(elsewhere, local=self._executor.local).items():
+            elsewhere[key].acquire(crashes)
             self.tasks.move(elsewhere[key], State.LOOK_UP)
 
     def _pause_seconds(self) -> float:
@@ -223,11 +223,16 @@ class Run:
         ):
             if not all(task.acquired for task in first):
                 first += self.tasks.pop(State.READY, KEYS_AT_ONCE - len(first))  # a transaction for each would be slow
-            granted = self._keys.acquire([task.key for task in first if not task.acquired])
+            wanted = [task.key for task in first if not task.acquired]
+            granted = self._keys.acquire(wanted, local=self._executor.local)
             for task in first:
-                task.acquired = task.acquired or task.key in granted
+                if task.key in granted:
+                    task.acquire(granted[task.key])
                 if not task.acquired:
                     self.tasks.move(task, State.ELSEWHERE)
+                elif (failure := self._retry_policy.given_up(task.attempts)) is not None:
+                    self.tasks.move(task, State.IN_FLIGHT)
+                    events += self._end(task, failed(task.request, failure))
                 elif room > 0:
                     room -= 1
                     self.tasks.move(task, State.IN_FLIGHT)
@@ -250,6 +255,8 @@ class Run:
         retry = self._retry_policy.after(task.request, failure, task.attempts, self._clock.now())
         if retry is None:
             return self._end(task, failed(task.request, failure))
+        if failure.fault is Fault.CRASH:
+            self._keys.count_crash(task.key)
         again = retry.again
         if isinstance(task, CubinTask) and isinstance(again, CubinRequest) and again.key != task.key:
             self._release_key(task)

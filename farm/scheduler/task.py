@@ -81,6 +81,11 @@ class Task:
     def key(self) -> str:
         return self.request.key
 
+    def acquire(self, crashes: int) -> None:
+        """Note that this coordinator holds the key, whose builds have crashed that often on any coordinator."""
+        self.acquired = True
+        self.attempts.crashes = max(self.attempts.crashes, crashes)
+
     @property
     def rank(self) -> Rank:
         """Sort key: oldest job first; then templates before cubins, longest first, and the order of the plan."""

@@ -216,6 +216,7 @@ def _create_coordinator_tables() -> None:
         sa.Column("node", sa.Text(), nullable=False),
         sa.Column("serves", sa.Boolean(), nullable=False),
         sa.Column("since", sa.Double(), nullable=False),
+        sa.Column("format", sa.Integer(), nullable=False),
         sa.Column("seen", sa.Double(), nullable=False),
         sa.Column("lease_until", sa.Double(), nullable=False),
         sa.Column("workers", sa.JSON(), nullable=False),

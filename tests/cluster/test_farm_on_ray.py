@@ -16,8 +16,7 @@ import pytest
 
 from codegen.toolchain.temp_folders import remove_abandoned
 from farm.api import Farm
-from farm.jobs.model import BuildOptions, Status
-from farm.scheduler.coordinator import NO_COORDINATOR
+from farm.jobs.model import NO_COORDINATOR, BuildOptions, Status
 from farm.testing import laptop_settings
 from tests.cluster.sleeping import running, sleeping_ptxas, wait_until
 from tests.samples import SMALLER, checkpoint, layer

@@ -87,6 +87,8 @@ def test_free_jobs_are_claimed_oldest_first_and_no_more_than_asked_for(ledger: L
     submit(ledger, *[new_job(each, each) for each in "abcd"])
     assert ledger.claim_next("me", 60, 3) == ["a", "b", "c"]
     assert ledger.claim_next("another", 60, 3) == ["d"]
+    for holder, planned in (("me", "abc"), ("another", "d")):
+        ledger.running.set_planned(list(planned), holder=holder)
     end_leases(ledger)
     assert ledger.claim_next("heir", 60, 9) == ["a", "b", "c", "d"]
 
@@ -95,19 +97,19 @@ def test_a_key_is_built_by_one_coordinator_until_it_lands_leaves_or_dies(ledger:
     alive = ledger.coordinators
     for name in ("first", "second"):
         alive.register(name, "node", serves=True, lease_seconds=60)
-    assert alive.acquire_keys("first", KEYS[:3]) == set(KEYS[:3])
-    assert alive.acquire_keys("second", KEYS[1:5]) == set(KEYS[3:5])
-    assert alive.acquire_keys("first", KEYS[:5]) == set(KEYS[:3])
+    assert set(alive.acquire_keys("first", KEYS[:3], local=False)) == set(KEYS[:3])
+    assert set(alive.acquire_keys("second", KEYS[1:5], local=False)) == set(KEYS[3:5])
+    assert set(alive.acquire_keys("first", KEYS[:5], local=False)) == set(KEYS[:3])
     alive.release_keys("second", KEYS[:3])  # not its own
-    assert alive.acquire_keys("second", KEYS[:3]) == set()
+    assert set(alive.acquire_keys("second", KEYS[:3], local=False)) == set()
     alive.release_keys("first", KEYS[:1])
-    assert alive.acquire_keys("second", KEYS[:3]) == {KEYS[0]}
+    assert set(alive.acquire_keys("second", KEYS[:3], local=False)) == {KEYS[0]}
     end_leases(ledger)
     alive.beat("second", 60, [])
-    assert alive.acquire_keys("second", KEYS[:3]) == set(KEYS[:3])
+    assert set(alive.acquire_keys("second", KEYS[:3], local=False)) == set(KEYS[:3])
     alive.leave("second")
     alive.register("third", "node", serves=True, lease_seconds=60)
-    assert alive.acquire_keys("third", KEYS) == set(KEYS)
+    assert set(alive.acquire_keys("third", KEYS, local=False)) == set(KEYS)
 
 
 def race(database: Database, name: str) -> set[str]:
@@ -116,7 +118,8 @@ def race(database: Database, name: str) -> set[str]:
     ledger.coordinators.register(name, "node", serves=True, lease_seconds=60)
     BARRIER[0].wait()
     try:
-        return {key for i in range(0, 40, 8) for key in ledger.coordinators.acquire_keys(name, KEYS[i : i + 8])}
+        batches = [KEYS[i : i + 8] for i in range(0, 40, 8)]
+        return {key for some in batches for key in ledger.coordinators.acquire_keys(name, some, local=False)}
     finally:
         ledger.close()
 
@@ -219,21 +222,21 @@ def test_keys_that_others_build_are_set_aside_and_acquired_later(ledger: Ledger)
     alive = ledger.coordinators
     for name in ("me", "other"):
         alive.register(name, "node", serves=True, lease_seconds=60)
-    alive.acquire_keys("other", [KEYS[1]])
+    alive.acquire_keys("other", [KEYS[1]], local=False)
     clock = PlayedClock()
     keys = InFlightKeys(alive, "me", clock)
-    assert keys.acquire(KEYS[:2]) == {KEYS[0]}
-    assert keys.acquire_later([KEYS[1]]) == set()
+    assert set(keys.acquire(KEYS[:2], local=False)) == {KEYS[0]}
+    assert set(keys.acquire_later([KEYS[1]], local=False)) == set()
     alive.release_keys("other", [KEYS[1]])
-    assert keys.acquire_later([KEYS[1]]) == set()  # not so soon
+    assert set(keys.acquire_later([KEYS[1]], local=False)) == set()  # not so soon
     clock.sleep(1)
-    assert keys.acquire_later([KEYS[1]]) == {KEYS[1]}
+    assert set(keys.acquire_later([KEYS[1]], local=False)) == {KEYS[1]}
     keys.release(KEYS[0])
     keys.flush(at_once=False)
-    assert alive.acquire_keys("other", KEYS[:2]) == {KEYS[0]}
+    assert set(alive.acquire_keys("other", KEYS[:2], local=False)) == {KEYS[0]}
     keys.release(KEYS[1])
     keys.flush(at_once=True)
-    assert alive.acquire_keys("other", KEYS[:2]) == set(KEYS[:2])
+    assert set(alive.acquire_keys("other", KEYS[:2], local=False)) == set(KEYS[:2])
 
 
 def test_a_key_that_was_given_back_and_is_built_again_stays_ours(ledger: Ledger) -> None:
@@ -242,8 +245,8 @@ def test_a_key_that_was_given_back_and_is_built_again_stays_ours(ledger: Ledger)
         alive.register(name, "node", serves=True, lease_seconds=60)
     keys = InFlightKeys(alive, "me", PlayedClock())
     for _ in range(2):
-        assert keys.acquire([KEYS[0]]) == {KEYS[0]}
+        assert set(keys.acquire([KEYS[0]], local=False)) == {KEYS[0]}
         keys.release(KEYS[0])
-    assert keys.acquire([KEYS[0]]) == {KEYS[0]}
+    assert set(keys.acquire([KEYS[0]], local=False)) == {KEYS[0]}
     keys.flush(at_once=True)
-    assert alive.acquire_keys("other", [KEYS[0]]) == set()
+    assert set(alive.acquire_keys("other", [KEYS[0]], local=False)) == set()

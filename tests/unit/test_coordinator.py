@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UnreachableError
-from farm.jobs.model import BuildResult, Job, Outcome, Status
-from farm.scheduler.coordinator import NO_COORDINATOR, POLL_SECONDS
+from farm.jobs.model import NO_COORDINATOR, BuildResult, Job, Outcome, Status
+from farm.scheduler.coordinator import POLL_SECONDS
 from farm.scheduler.progress import Progress
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
 from tests.samples import SMALLER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -49,9 +50,14 @@ class KeyRegistry:
 
     def __init__(self) -> None:
         self.of: dict[str, str] = {}
+        self.crashes = Counter[str]()
 
-    def acquire_keys(self, coordinator: str, keys: Sequence[str]) -> set[str]:
-        return {key for key in keys if self.of.setdefault(key, coordinator) == coordinator}
+    def acquire_keys(self, coordinator: str, keys: Sequence[str], *, local: bool) -> dict[str, int]:
+        assert local
+        return {key: self.crashes[key] for key in keys if self.of.setdefault(key, coordinator) == coordinator}
+
+    def count_crash(self, key: str) -> None:
+        self.crashes[key] += 1
 
     def release_keys(self, coordinator: str, keys: Sequence[str]) -> None:
         for key in keys:

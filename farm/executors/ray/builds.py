@@ -101,6 +101,11 @@ class ClusterExecutor(Executor):
         self._refused: list[Result] = []
 
     @property
+    def local(self) -> bool:
+        """See Executor."""
+        return False  # Ray ends the workers, or another machine is exhausted
+
+    @property
     def capacity(self) -> int:
         """See Executor."""
         self._connect()
