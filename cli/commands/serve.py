@@ -34,7 +34,7 @@ def serve(
     ] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, help="Serve /metrics (Prometheus), /healthz."),
+        typer.Option("--metrics-port", metavar="PORT", min=0, max=65535, help="Serve /metrics, /livez and /readyz."),
     ] = None,
     metrics_host: Annotated[
         str, typer.Option("--metrics-host", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")

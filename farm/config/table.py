@@ -265,7 +265,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "job_timeout_seconds", "FARM_JOB_TIMEOUT", "ray", "job_timeout", DURATION,
-        "A job that runs for longer has CRASHED.",
+        "A job that runs for longer has FAILED.",
         lambda: "1d", "1 d",
     ),
     Setting(

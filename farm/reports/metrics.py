@@ -1,4 +1,4 @@
-"""Prometheus endpoint: GET /metrics and /healthz. The only importer of prometheus_client."""
+"""HTTP endpoints: /metrics for Prometheus, /livez and /readyz for probes. The only importer of prometheus_client."""
 
 from __future__ import annotations
 
@@ -74,6 +74,8 @@ class LedgerCollector:
 class MetricsServer:
     """HTTP server in its own threads, active inside a `with` block.
 
+    /livez answers while the process does: without the database, whose absence a coordinator waits out. /readyz asks
+    the database.
     Port 0 picks a free port. Raises UsageError without prometheus_client, UnreachableError for an unavailable port.
     """
 
@@ -133,12 +135,19 @@ class _Page:
                 self._kept_until = time.monotonic() + KEEP_SECONDS
             return self._kept
 
-    def health(self) -> bytes:
-        self._ledger.counts()
+    def alive(self) -> bytes:
+        return b"ok\n"
+
+    def ready(self) -> bytes:
+        self._ledger.coordinators.any_serves()
         return b"ok\n"
 
     def handler(self) -> type[BaseHTTPRequestHandler]:
-        answers = {"/metrics": (self.metrics, self._content_type), "/healthz": (self.health, "text/plain")}
+        answers = {
+            "/metrics": (self.metrics, self._content_type),
+            "/livez": (self.alive, "text/plain"),
+            "/readyz": (self.ready, "text/plain"),
+        }
 
         class Handler(BaseHTTPRequestHandler):
             """HTTP/1.0, one connection per request."""
@@ -147,10 +156,10 @@ class _Page:
             server_version, sys_version = "farm", ""
 
             def do_GET(self) -> None:
-                """Serves the two pages; other paths are 404."""
+                """Serves the pages; other paths are 404."""
                 make, content_type = answers.get(self.path.partition("?")[0], (None, "text/plain"))
                 if make is None:
-                    self._answer(404, b"there are /metrics and /healthz\n", "text/plain")
+                    self._answer(404, b"there are /metrics, /livez and /readyz\n", "text/plain")
                     return
                 try:
                     self._answer(200, make(), content_type)

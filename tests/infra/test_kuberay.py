@@ -73,6 +73,12 @@ def test_only_the_head_may_speak_to_kubernetes() -> None:
     assert [name for name, spec in PODS.items() if spec.get("automountServiceAccountToken") is not False] == ["head"]
 
 
+def test_only_the_readiness_of_a_coordinator_depends_on_the_database() -> None:
+    [coordinator] = PODS["farm-coordinator"]["containers"]
+    probes = {kind: coordinator[f"{kind}Probe"]["httpGet"]["path"] for kind in ("liveness", "readiness")}
+    assert probes == {"liveness": "/livez", "readiness": "/readyz"}
+
+
 def test_ray_asks_for_its_token_and_the_coordinator_has_it() -> None:
     assert CLUSTER["spec"]["authOptions"] == {"mode": "token"}
     [coordinator] = PODS["farm-coordinator"]["containers"]

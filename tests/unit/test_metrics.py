@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from farm.api import Farm
 from farm.errors import LedgerAwayError, UnreachableError, UsageError
+from farm.ledger.database import Database
 from farm.reports.metrics import MetricsServer
 from tests.unit.farmyard import Farmyard
 
@@ -66,26 +68,30 @@ def test_the_numbers_are_of_all_time_so_that_zero_makes_no_graph_fall(farm: Farm
         assert samples(get(server, "/metrics")[1])["farm_cache_misses", "cubin"] == 4
 
 
-def test_two_pages_are_served_and_nothing_else(farm: Farmyard) -> None:
+def test_three_pages_are_served_and_nothing_else(farm: Farmyard) -> None:
     with MetricsServer(farm.ledger, 0) as server:
-        assert get(server, "/healthz") == (200, "ok\n")
+        for path in ("/livez", "/readyz"):
+            assert get(server, path) == (200, "ok\n")
         assert get(server, "/metrics?name[]=x")[0] == 200
-        for path in ("/", "/metrics/", "/healthz/x", "/../metrics", "/etc/passwd"):
+        for path in ("/", "/metrics/", "/healthz", "/../metrics", "/etc/passwd"):
             assert get(server, path)[0] == 404
         for method in ("POST", "PUT", "DELETE", "TRACE"):
             assert get(server, "/metrics", method)[0] == 501
 
 
-def test_a_database_that_is_away_is_said_and_is_no_end(farm: Farmyard, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away() -> None:
+def test_a_database_that_is_away_makes_a_coordinator_unready_but_ends_none(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_database: Database) -> NoReturn:
         raise LedgerAwayError("the database does not answer now")
 
     with MetricsServer(farm.ledger, 0) as server:
         with monkeypatch.context() as context:
-            context.setattr(farm.ledger, "counts", away)
-            assert get(server, "/healthz") == (503, "the database does not answer now\n")
+            context.setattr(Database, "reading", away)
+            assert get(server, "/readyz") == (503, "the database does not answer now\n")
             assert get(server, "/metrics")[0] == 503
-        assert get(server, "/healthz")[0] == 200
+            assert get(server, "/livez") == (200, "ok\n")
+        assert get(server, "/readyz")[0] == 200
         assert get(server, "/metrics")[0] == 200
 
 
@@ -118,7 +124,7 @@ def test_the_port_is_free_again_afterwards(farm: Farmyard) -> None:
         with pytest.raises(UnreachableError, match=f"cannot be served at 127.0.0.1:{port} .*: name another port"):
             MetricsServer(farm.ledger, port)
     with MetricsServer(farm.ledger, port) as server:
-        assert get(server, "/healthz")[0] == 200
+        assert get(server, "/livez")[0] == 200
 
 
 def test_a_client_that_says_nothing_keeps_nobody_waiting(farm: Farmyard) -> None:
@@ -126,7 +132,7 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(farm: Farmyard) -> None
         MetricsServer(farm.ledger, 0) as server,
         socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))),
     ):
-        assert get(server, "/healthz")[0] == 200
+        assert get(server, "/livez")[0] == 200
 
 
 def test_without_the_library_the_way_out_is_named(farm: Farmyard, monkeypatch: pytest.MonkeyPatch) -> None:
