@@ -31,17 +31,22 @@ def current() -> None:
 
 
 @app.command("upgrade")
-def upgrade() -> None:
+def upgrade(
+    while_running: Annotated[
+        bool, typer.Option("--while-running", help="Also while coordinators of another version are alive.")
+    ] = False,
+) -> None:
     """Upgrade the database to this program's revision.
 
-    SQLite files are upgraded by every command; a PostgreSQL server is upgraded by this command only.
+    SQLite files are upgraded by every command; a PostgreSQL server is upgraded by this command only. Refused while a
+    coordinator is alive; one that was killed counts as alive for half a minute.
     """
     from farm.config.settings import load_settings
     from farm.ledger import database_revision, upgrade_database
 
     settings = load_settings()
     before, newest = database_revision(settings)
-    upgrade_database(settings)
+    upgrade_database(settings, while_running=while_running)
     stdout().print("nothing to do" if before == newest else f"upgraded from {before or 'empty'} to {newest}")
 
 

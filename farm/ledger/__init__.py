@@ -72,12 +72,15 @@ def database_revision(settings: Settings) -> tuple[str | None, str]:
         engine.dispose()
 
 
-def upgrade_database(settings: Settings) -> None:
-    """Upgrades the configured database to this program's revision; does nothing if it has it."""
+def upgrade_database(settings: Settings, *, while_running: bool = False) -> None:
+    """Upgrades the configured database to this program's revision; does nothing if it has it.
+
+    Raises LedgerError while a coordinator is alive, unless `while_running`.
+    """
     engine = _open(settings)
     try:
         if revision(engine) != schema.MIGRATIONS.head:
-            upgrade(engine)
+            upgrade(engine, while_running=while_running)
     finally:
         engine.dispose()
 

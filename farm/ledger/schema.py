@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from farm.config.settings import redacted
 from farm.errors import LedgerError
 from farm.ledger.database import Database, failure
+from farm.ledger.tables import coordinators, now
 
 LOCK = 0x6661726D
 """Number of the advisory lock on a server: nothing else in the same database may use it."""
@@ -57,16 +58,22 @@ def check_known(engine: Engine, found: str | None) -> None:
         )
 
 
-def upgrade(engine: Engine) -> None:
+def upgrade(engine: Engine, *, while_running: bool = False) -> None:
     """Upgrades the database to this program's revision. Of several processes one does it while the others wait.
 
-    Raises LedgerError for a revision that this program does not know, or if the database fails.
+    Raises LedgerError for a revision that this program does not know, if the database fails, and, unless
+    `while_running`, while a coordinator is alive: it is of another version, which the migration may break.
     """
     with _lock(engine):
         found = revision(engine)
         check_known(engine, found)
         if found == MIGRATIONS.head:
             return
+        if not while_running and (alive := _live_coordinators(engine)):
+            raise LedgerError(
+                f"the database cannot be migrated: {len(alive)} coordinators of another version use it "
+                f"({', '.join(alive)}). Stop them, or run farm db upgrade --while-running."
+            )
         from alembic import command
         from alembic.config import Config
 
@@ -78,6 +85,14 @@ def upgrade(engine: Engine) -> None:
             command.upgrade(config, MIGRATIONS.head)
         except DBAPIError as error:
             raise failure(engine, error) from None
+
+
+def _live_coordinators(engine: Engine) -> list[str]:
+    with Database(engine).reading() as connection:
+        if not inspect(connection).has_table(coordinators.name):
+            return []
+        alive = select(coordinators.c.id).where(coordinators.c.lease_until >= now())
+        return list(connection.execute(alive.order_by(coordinators.c.id)).scalars())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import multiprocessing
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sqlalchemy import inspect, text
 import farm
 from farm.config.settings import Settings, load_settings
 from farm.errors import LedgerError
-from farm.ledger import database_revision, open_ledger, schema
+from farm.ledger import database_revision, open_ledger, schema, upgrade_database
 from farm.ledger.database import open_engine
 from farm.ledger.schema import MIGRATIONS, Migrations
 from farm.ledger.tables import metadata
@@ -144,6 +145,19 @@ def test_opening_upgrades_an_embedded_database_and_refuses_an_older_server(
     with pytest.raises(LedgerError, match=rf"has revision {HEAD}, .* needs revision 3: run farm db upgrade"):
         used_database.open()
     assert database_revision(used_database.settings) == (HEAD, "3")
+
+
+def test_a_database_is_not_migrated_under_a_live_coordinator(used_database: Database, later_version: None) -> None:
+    register = "insert into coordinators values ('{0}', 'node', true, 0, 1, 0, {1}, '[]')"
+    execute(used_database, register.format("dead-1", 1))
+    execute(used_database, register.format("live-1", time.time() + 60))
+    attempts = [used_database.upgrade] + [used_database.open] * (used_database.kind == "sqlite")
+    for attempt in attempts:
+        with pytest.raises(LedgerError, match=r"1 coordinators .* \(live-1\). Stop them, or run .* --while-running"):
+            attempt()
+    assert database_revision(used_database.settings) == (HEAD, "3")
+    upgrade_database(used_database.settings, while_running=True)
+    assert database_revision(used_database.settings) == ("3", "3")
 
 
 def test_an_upgrade_that_fails_leaves_the_database_as_it_was(used_database: Database, later_version: None) -> None:
