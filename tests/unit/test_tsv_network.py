@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from codegen.frontend.tsv.__main__ import main
 from codegen.frontend.tsv.manifest import CLIP
 from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.frontend.tsv.network import tile_rows, write_tsv_network
-from codegen.frontend.tsv.triples import read_rows, read_triples, write_triples
+from codegen.frontend.tsv.triples import parse_triples, read_rows, write_triples
 from codegen.ir.checkpoint import Checkpoint, FloatArray
 from codegen.model_zoo.radixnet import radix_net, random_layers
 from codegen.verification.reference import layer_output
@@ -122,7 +124,8 @@ def _one(source: int, target: int, value: float) -> tuple[np.ndarray, np.ndarray
 def test_values_and_inputs_are_read_back_bit_by_bit(tmp_path: Path) -> None:
     [matrix] = random_layers(NEURONS, 1, seed=5)
     write_triples(tmp_path / "m.tsv", matrix)
-    again = read_triples(tmp_path / "m.tsv", NEURONS, NEURONS)
+    path = tmp_path / "m.tsv"
+    again = parse_triples(path, path.read_bytes(), NEURONS, NEURONS)
     assert np.array_equal(again.kernel(NEURONS, NEURONS), matrix.kernel(NEURONS, NEURONS))
     rows = np.random.default_rng(0).random((7, NEURONS), dtype=np.float32)
     rows[rows < 0.8] = 0
@@ -144,6 +147,8 @@ def test_values_and_inputs_are_read_back_bit_by_bit(tmp_path: Path) -> None:
         ("1 2 half\n", "no triples"),
         ("1 2 0.5\n1 3\n", "no triples"),
         ("\xff\xfe", "no triples"),
+        ("1 2 0.5\0\n", "no triples"),
+        ("x" * 10_000, "no triples"),
     ],
 )
 def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, message: str) -> None:
@@ -154,6 +159,7 @@ def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, messag
         read_model(tmp_path)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
 
 
 @pytest.mark.parametrize(
@@ -177,11 +183,75 @@ def test_a_wrong_file_is_told_by_name_and_line(tmp_path: Path, text: str, messag
             for clip in ("true", "0", "-1", "NaN", "Infinity")
         ),
         ('{"neurons": 64, "bias": 0, "layers": ["a.tsv"]}', "no such file"),
+        ('{"neurons": 1099511627776, "bias": 0, "layers": ["a.tsv"]}', "give numbers from 1 to 1048576"),
+        ("[" * 100_000, "not a manifest"),
+        ("\0", "not a manifest"),
+        *(
+            (f'{{"neurons": 64, "bias": 0, "layers": ["{name}"]}}', "cannot be used: its path is not inside the folder")
+            for name in ("/etc/passwd", "../a.tsv", "b/../../a.tsv", "a\\u0000.tsv")
+        ),
     ],
 )
 def test_a_wrong_manifest_is_told(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "network.json").write_text(content)
     with pytest.raises(CheckpointError, match=message):
+        read_model(tmp_path)
+
+
+def _linked(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def _linked_to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _much_too_large(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_linked, "its path has a link"),
+        (_linked_to_zeros, "its path has a link"),
+        (os.mkfifo, "it is not a regular file"),
+        (Path.mkdir, "it is not a regular file"),
+        (_much_too_large, "has 1,099,511,627,776 bytes, more than"),
+    ],
+)
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_only_regular_files_in_the_folder_are_read(
+    make: Callable[[Path], None], message: str, with_manifest: bool, tmp_path: Path
+) -> None:
+    make(tmp_path / "n1024-l1.tsv")
+    if with_manifest:
+        content = {"neurons": 64, "bias": 0, "layers": ["n1024-l1.tsv"]}
+        (tmp_path / "network.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        read_model(tmp_path)
+
+
+def test_a_manifest_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.json").write_text("{}")
+    (tmp_path / "network.json").symlink_to("elsewhere.json")
+    with pytest.raises(CheckpointError, match="its path has a link"):
+        read_model(tmp_path)
+
+
+def test_dense_weights_are_in_proportion_to_the_triples(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("1 1 1\n1048576 1048576 1\n")
+    (tmp_path / "network.json").write_text(json.dumps({"neurons": 2**20, "bias": 0, "layers": ["a.tsv"]}))
+    message = "dense weights take too much memory: layer 1 has 2 triples in a matrix of 1048576 x 1048576"
+    with pytest.raises(CheckpointError, match=message):
+        read_model(tmp_path)
+
+
+def test_a_file_is_a_matrix_of_one_size(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("1 1 1\n")
+    (tmp_path / "network.json").write_text(json.dumps({"neurons": [1, 2, 3], "bias": 0, "layers": ["a.tsv"] * 2}))
+    with pytest.raises(CheckpointError, match="several sizes"):
         read_model(tmp_path)
 
 

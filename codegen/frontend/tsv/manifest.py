@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from codegen.errors import CheckpointError
+from codegen.frontend.tsv.files import read_file, read_inside
 
 MANIFEST = "network.json"
 """Name of a folder's manifest; manifests of other names are given by path."""
@@ -18,6 +19,10 @@ CLIP = 32.0
 """The Graph Challenge's upper bound of activations, the default of a manifest."""
 BIASES = {1024: -0.3, 4096: -0.35, 16384: -0.4, 65536: -0.45}
 """The Graph Challenge's biases by number of neurons."""
+MOST_BYTES = 2**24
+"""Largest manifest."""
+MOST_NEURONS = 2**20
+"""Most neurons of a layer, 16 times the Graph Challenge's."""
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
 _LAYER = re.compile(r"n(\d+)-l(\d+)\.tsv")
 """The Graph Challenge's file names of layers: neurons, number."""
@@ -30,8 +35,9 @@ class Manifest:
     name: str
     neurons: tuple[int, ...]
     """Neurons of the input, then of each layer."""
-    files: tuple[Path, ...]
-    """File of each layer; files may repeat."""
+    folder: Path
+    files: tuple[str, ...]
+    """File of each layer, relative to the folder; files may repeat."""
     biases: tuple[float, ...]
     """Bias of each layer, equal for all its neurons."""
     clip: float | None
@@ -48,28 +54,30 @@ def is_tsv_network(path: Path) -> bool:
 def read_manifest(path: Path) -> Manifest:
     """The manifest at a path, or of a folder. Raises CheckpointError, naming the file."""
     if path.is_dir():
-        return _read(path / MANIFEST) if (path / MANIFEST).is_file() else _from_names(path)
-    return _read(path)
+        if not (path / MANIFEST).is_file():
+            return _from_names(path)
+        return _parse(path / MANIFEST, read_inside(path, MANIFEST, MOST_BYTES))
+    return _parse(path, read_file(path, MOST_BYTES))
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes a manifest with the layers' files relative to its folder."""
+def write_manifest(manifest: Manifest) -> Path:
+    """Writes a manifest into its folder, and returns its path."""
     content = {
         "neurons": list(manifest.neurons) if len(set(manifest.neurons)) > 1 else manifest.neurons[0],
         "bias": list(manifest.biases) if len(set(manifest.biases)) > 1 else manifest.biases[0],
         "clip": manifest.clip,
-        "layers": [file.relative_to(path.parent).as_posix() for file in manifest.files],
+        "layers": list(manifest.files),
     }
+    path = manifest.folder / MANIFEST
     path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
 
 
-def _read(path: Path) -> Manifest:
+def _parse(path: Path, data: bytes) -> Manifest:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(data)
         names, neurons, bias, clip = content["layers"], content["neurons"], content["bias"], content.get("clip", CLIP)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not a manifest of a TSV network ({type(error).__name__}: {error}): it needs 'layers' (the TSV "
             "files in order), 'neurons' and 'bias'"
@@ -78,8 +86,8 @@ def _read(path: Path) -> Manifest:
         raise CheckpointError(f"{path}: 'layers' is not a list of file names: list the TSV files in order")
     count = len(names)
     sizes = _numbers(path, "neurons", neurons, count + 1, int)
-    if min(sizes) < 1:
-        raise CheckpointError(f"{path}: 'neurons' has {min(sizes)}: give numbers from 1")
+    if wrong := [each for each in sizes if not 1 <= each <= MOST_NEURONS]:
+        raise CheckpointError(f"{path}: 'neurons' has {wrong[0]}: give numbers from 1 to {MOST_NEURONS}")
     biases = _numbers(path, "bias", bias, count, (int, float))
     if beyond := [each for each in biases if not abs(each) <= MOST_FLOAT32]:
         raise CheckpointError(f"{path}: 'bias' has {beyond[0]!r}, not a finite float32: check the training")
@@ -88,8 +96,10 @@ def _read(path: Path) -> Manifest:
     ):
         raise CheckpointError(f"{path}: 'clip' is {clip!r}: give a float32 above 0, or null for none")
     name = path.parent.resolve().name if path.name == MANIFEST else path.stem
-    files = tuple(path.parent / each for each in names)
-    return Manifest(name, tuple(sizes), files, tuple(map(float, biases)), None if clip is None else float(clip))
+    files = tuple(str(PurePosixPath(each)) for each in names)
+    return Manifest(
+        name, tuple(sizes), path.parent, files, tuple(map(float, biases)), None if clip is None else float(clip)
+    )
 
 
 def _numbers(path: Path, name: str, value: Any, count: int, kinds: type | tuple[type, ...]) -> list[Any]:
@@ -102,7 +112,7 @@ def _numbers(path: Path, name: str, value: Any, count: int, kinds: type | tuple[
 
 def _from_names(folder: Path) -> Manifest:
     found = sorted(
-        (int(match[2]), int(match[1]), file)
+        (int(match[2]), int(match[1]), file.name)
         for file in folder.glob("n*-l*.tsv")
         if (match := _LAYER.fullmatch(file.name))
     )
@@ -119,4 +129,4 @@ def _from_names(folder: Path) -> Manifest:
         )
     count = len(found)
     files = tuple(file for _, _, file in found)
-    return Manifest(folder.resolve().name, (neurons,) * (count + 1), files, (BIASES[neurons],) * count, CLIP)
+    return Manifest(folder.resolve().name, (neurons,) * (count + 1), folder, files, (BIASES[neurons],) * count, CLIP)

@@ -17,10 +17,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.errors import CheckpointError
 from codegen.frontend.onnx.export.layer_sequence import LayerSequence
-from codegen.frontend.tsv.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from codegen.frontend.tsv.files import read_inside
+from codegen.frontend.tsv.manifest import Manifest, read_manifest, write_manifest
 from codegen.frontend.tsv.matrix import SparseMatrix
-from codegen.frontend.tsv.triples import read_bytes, read_triples, write_triples
+from codegen.frontend.tsv.triples import MOST_BYTES, parse_triples, write_triples
 from codegen.ir.checkpoint import Checkpoint, FloatArray, Layer, Weights
 from codegen.ir.layer_spec import Clip, Conv2d
 from codegen.keys import digest_fields
@@ -29,6 +31,10 @@ TILE_ROWS = 256
 """Rows of the batch per image, unless the network is so wide that addresses exceed OFFSET_BYTES."""
 OFFSET_BYTES = 2**23
 """Largest offset of an address in machine code."""
+LEAST_ROOM = 2**28
+"""Dense weights that any network may have: 1 GB."""
+ROOM_PER_TRIPLE = 2**12
+"""Further ones for each triple, twice as many as in the emptiest matrix of the Graph Challenge."""
 LEAST_TILE_ROWS = 32
 """Least rows per image: the lanes of a warp."""
 
@@ -42,16 +48,19 @@ def read_tsv_network(path: Path | str) -> Checkpoint:
 def read_matrices(path: Path) -> tuple[Manifest, tuple[SparseMatrix, ...]]:
     """The manifest and one matrix per layer; equal files share a matrix. Raises CheckpointError."""
     manifest = read_manifest(path)
-    contents: dict[Path, bytes] = {}
+    keys: dict[str, tuple[bytes, int, int]] = {}
     read: dict[tuple[bytes, int, int], SparseMatrix] = {}
     layers = []
-    for i, file in enumerate(manifest.files):
-        if file not in contents:
-            contents[file] = hashlib.sha256(read_bytes(file)).digest()
-        key = (contents[file], manifest.neurons[i], manifest.neurons[i + 1])
-        if key not in read:
-            read[key] = read_triples(file, *key[1:])
-        layers.append(read[key])
+    for i, name in enumerate(manifest.files):
+        path, sizes = manifest.folder / name, (manifest.neurons[i], manifest.neurons[i + 1])
+        if name not in keys:
+            data = read_inside(manifest.folder, name, MOST_BYTES)
+            keys[name] = (hashlib.sha256(data).digest(), *sizes)
+            if keys[name] not in read:
+                read[keys[name]] = parse_triples(path, data, *sizes)
+        elif keys[name][1:] != sizes:
+            raise CheckpointError(f"{path} is given for layers of several sizes: give each size a file of its own")
+        layers.append(read[keys[name]])
     return manifest, tuple(layers)
 
 
@@ -68,9 +77,12 @@ def sparse_network(
     """The checkpoint of these layers; `neurons` are the sizes of the input, then of each layer.
 
     Layers of equal matrix, bias and order share their weights. With `in_order` the last layer's outputs keep their
-    order; without it they come in `shared_input_order`, which gives less code.
+    order; without it they come in `shared_input_order`, which gives less code. Raises CheckpointError for matrices
+    that are too empty for their dense weights to be held.
     """
     rows = tile_rows(max(neurons))
+    distinct = {id(each): each for each in matrices}.values()
+    room = LEAST_ROOM + ROOM_PER_TRIPLE * sum(len(each.values) for each in distinct)
     orders: dict[int, NDArray[np.int64]] = {}
     made: dict[tuple[int, int, float, bool], Weights] = {}
     layers = []
@@ -82,6 +94,11 @@ def sparse_network(
             orders[id(matrix)] = shared_input_order(matrix, outputs)
         key = (id(matrix), before, bias, plain)
         if key not in made:
+            if (room := room - inputs * outputs) < 0:
+                raise CheckpointError(
+                    f"{path}: its dense weights take too much memory: layer {i + 1} has {len(matrix.values):,} "
+                    f"triples in a matrix of {inputs} x {outputs}. Correct the number of neurons"
+                )
             kernel = matrix.kernel(inputs, outputs)
             kernel = kernel if plain else kernel[orders[id(matrix)]]
             kernel = kernel if before == -1 else kernel[:, orders[before]]
@@ -140,12 +157,10 @@ def write_tsv_network(
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for i, matrix in enumerate(matrices):
-        files.append(folder / f"n{neurons}-l{i + 1}.tsv")
-        write_triples(files[-1], matrix)
+        files.append(f"n{neurons}-l{i + 1}.tsv")
+        write_triples(folder / files[-1], matrix)
     in_turn = tuple(files[i % len(files)] for i in range(layers))
-    path = folder / MANIFEST
-    write_manifest(path, Manifest(folder.name, (neurons,) * (layers + 1), in_turn, (bias,) * layers, clip))
-    return path
+    return write_manifest(Manifest(folder.name, (neurons,) * (layers + 1), folder, in_turn, (bias,) * layers, clip))
 
 
 def _weights(kernel: FloatArray, bias: float) -> Weights:

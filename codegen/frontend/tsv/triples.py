@@ -9,29 +9,24 @@ from pathlib import Path
 import numpy as np
 
 from codegen.errors import CheckpointError
+from codegen.frontend.tsv.files import read_file
 from codegen.frontend.tsv.matrix import SparseMatrix
 from codegen.ir.checkpoint import FloatArray
 
-
-def read_bytes(path: Path) -> bytes:
-    """The bytes of a file. Raises CheckpointError, naming the file."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file: check the path") from error
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): check its permissions") from error
+MOST_BYTES = 2**27
+"""Largest file, three times that of the Graph Challenge. Reading it takes up to 20 times as much memory."""
+_SHOWN = 100
+"""Longest reason of NumPy's that is shown; it holds the text that is no number."""
 
 
-def read_triples(path: Path, rows: int, columns: int) -> SparseMatrix:
-    """The matrix of a file, rows as sources and columns as targets. Raises CheckpointError, naming the file."""
-    text = BytesIO(read_bytes(path))
+def parse_triples(path: Path, data: bytes, rows: int, columns: int) -> SparseMatrix:
+    """The matrix in a file's bytes, rows as sources and columns as targets. Raises CheckpointError, naming the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # an empty file, reported below
-            table = np.loadtxt(text, dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
+            table = np.loadtxt(BytesIO(data), dtype=np.float64, ndmin=2, comments=None, encoding="ascii")
     except ValueError as error:  # also for bytes that are not text
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:_SHOWN]
         raise CheckpointError(f"{path} has no triples 'row column value' ({reason}): write it again") from error
     if table.size == 0:
         raise CheckpointError(f"{path} is empty: write one triple 'row column value' per line")
@@ -77,7 +72,7 @@ def write_triples(path: Path, matrix: SparseMatrix) -> None:
 
 def read_rows(path: Path, count: int, neurons: int) -> FloatArray:
     """The dense inputs of a network, [count, neurons], from triples. Raises CheckpointError, naming the file."""
-    matrix = read_triples(path, count, neurons)
+    matrix = parse_triples(path, read_file(path, MOST_BYTES), count, neurons)
     dense = np.zeros((count, neurons), dtype=np.float32)
     dense[matrix.sources, matrix.targets] = matrix.values
     return dense
