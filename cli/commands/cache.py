@@ -155,6 +155,7 @@ def collect(
                 "left_bytes": done.bytes_before - done.bytes_freed,
                 "kept_for_jobs": done.kept_for_jobs,
                 "kept_young": done.kept_young,
+                "unsigned": done.unsigned,
             }
         )
         return
@@ -166,6 +167,9 @@ def collect(
     if done.kept_young:
         young = "1 more entry" if done.kept_young == 1 else f"{done.kept_young:,} more entries"
         console.print(f"{young} past the limit kept: built or used within {grace} (--grace)")
+    if done.unsigned:
+        unsigned = counted(done.unsigned, "record")
+        print_warning(f"{unsigned} without a valid signature: farm cache verify lists them, --repair removes them")
 
 
 def swept(done: Sweep) -> str:
@@ -179,7 +183,10 @@ def verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove damaged entries, so that they are rebuilt.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Read every record and blob and compare it with its digest; the exit code is 39 while any is damaged."""
+    """Read every blob and record and check its digest or signature; the exit code is 39 while any is damaged.
+
+    Signatures are checked if FARM_SIGNING_KEYS is set. A record without a valid one is a cache miss.
+    """
     from cli.exit_codes import BLOB_LOST, OK
 
     with _farm() as farm:
@@ -194,14 +201,21 @@ def verify(
     left = [each for each in damaged if not each.removed]
     if as_json:
         found = [
-            {"stage": each.stage, "name": each.name, "bytes": each.size_bytes, "removed": each.removed}
+            {
+                "stage": each.stage,
+                "name": each.name,
+                "bytes": each.size_bytes,
+                "removed": each.removed,
+                "unsigned": each.unsigned,
+            }
             for each in damaged
         ]
         print_json({"records": counts.get("records", 0), "blobs": counts.get("blobs", 0), "damaged": found})
         return BLOB_LOST if left else OK
     console = stdout()
     for each in damaged:
-        console.print(f"damaged: {each.stage} {each.name}{', removed' if each.removed else ''}", soft_wrap=True)
+        what = "no valid signature" if each.unsigned else "damaged"
+        console.print(f"{what}: {each.stage} {each.name}{', removed' if each.removed else ''}", soft_wrap=True)
     read = f"{counted(counts.get('records', 0), 'record')} and {counted(counts.get('blobs', 0), 'blob')}"
     console.print(f"{read} read, {len(damaged):,} damaged" + (": --repair removes them" if left and not repair else ""))
     return BLOB_LOST if left else OK

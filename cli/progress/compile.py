@@ -91,6 +91,10 @@ class CompileProgress(Progress):
         """See Progress."""
         self._line(f"retry   {self._what(retry.request)}: {retry.text}", "yellow")
 
+    def repaired(self, name: str, warning: str) -> None:
+        """See Progress."""
+        self._line(f"repair  {name}: {warning}", "yellow")
+
     def template_done(self, result: TemplateResult) -> None:
         """See Progress."""
         what = self._names.pop(result.key, "template")

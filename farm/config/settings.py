@@ -57,6 +57,8 @@ class Settings:
     recache: bool
     """Build everything again, even cache hits."""
     read_only: bool
+    signing_keys: Path | None
+    """File of the keys that sign and verify action records; None: they are not signed."""
     jobs: int
     """Number of concurrent builds without a cluster."""
     nvcc: Path | None

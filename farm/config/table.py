@@ -228,6 +228,11 @@ SETTINGS: tuple[Setting, ...] = (
         lambda: False, "false",
     ),
     Setting(
+        "signing_keys", "FARM_SIGNING_KEYS", "store", "signing_keys", FILE,
+        "Ed25519 keys in PEM, one after another: the first signs results, all are accepted; needed with S3.",
+        _nothing, "results are not signed",
+    ),
+    Setting(
         "recache", "FARM_RECACHE", "store", "recache", FLAG,
         "Build everything again, even what the cache holds.",
         lambda: False, "false",

@@ -10,6 +10,7 @@ from farm.executors.gpu_host import GpuHost, LocalGpuHost
 from farm.executors.inline import InlineExecutor
 from farm.executors.processes import ProcessExecutor
 from farm.store.contract import Store
+from farm.store.signed import check_signs
 
 
 def open_executor(
@@ -20,9 +21,10 @@ def open_executor(
     notice: Notice = no_notice,
     patience_seconds: float | None = None,
 ) -> Executor:
-    """The executor that the settings name, not started yet. Raises UsageError if it cannot work with the store.
+    """The executor that the settings name, not started yet.
 
-    It waits `patience_seconds` for a machine (None: as the settings say) and calls `notice` while waiting.
+    Raises UsageError if it cannot work with the store, or cannot sign its records. It waits `patience_seconds`
+    for a machine (None: as the settings say) and calls `notice` while waiting.
     """
 
     def ray() -> Executor:
@@ -30,6 +32,7 @@ def open_executor(
 
         return ClusterExecutor(settings, store, toolchain, notice, patience_seconds)
 
+    check_signs(store)
     if settings.executor == "inline":
         from farm.worker.build import Worker  # slow to import; the other executors build in other processes
 

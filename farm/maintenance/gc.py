@@ -43,6 +43,8 @@ class Sweep:
     """Records past the limits kept because jobs in the ledger refer to them."""
     kept_young: int
     """Records and blobs past the limits kept because they are younger than the grace period."""
+    unsigned: int
+    """Records of the store, before the collection, whose signatures are missing or invalid."""
 
 
 def choose_garbage(inventory: Inventory, references: References, limits: Limits) -> Sweep:
@@ -88,6 +90,7 @@ def choose_garbage(inventory: Inventory, references: References, limits: Limits)
         bytes_freed=inventory.total_bytes - left_bytes,
         kept_for_jobs=kept_for_jobs,
         kept_young=kept_young,
+        unsigned=sum(entry.unsigned for entry in entries),
     )
 
 
@@ -156,4 +159,5 @@ def _collect(store: Store, ledger: Ledger, limits: Limits, tell: Tell) -> Sweep:
         bytes_freed=chosen.bytes_freed - spared_bytes + leftover_bytes,
         kept_for_jobs=chosen.kept_for_jobs,
         kept_young=chosen.kept_young + len(asked_for),
+        unsigned=chosen.unsigned,
     )

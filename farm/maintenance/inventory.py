@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from farm.store.contract import Record, Store, StoredBlob, StoredRecord, digests_in
+from farm.store.signed import unchecked_record
 
 READERS = 8
 """Threads that read records; they mostly wait for S3."""
@@ -30,6 +31,8 @@ class Entry:
     """None for a damaged record."""
     refers_to: frozenset[str]
     """Digests of blobs, which may be missing."""
+    unsigned: bool = False
+    """Whether its signature is missing or invalid: no build uses it."""
 
     @property
     def namespace(self) -> str:
@@ -80,7 +83,11 @@ def read_entries(store: Store) -> Iterator[Entry]:
 
     def read(stored: StoredRecord) -> Entry:
         record = store.get_record(stored.stage, stored.key)
-        return Entry(stored, record, digests_in(record))
+        if record is not None:
+            return Entry(stored, record, digests_in(record))
+        # Collected as any other: with the wrong keys, garbage collection must not empty the store.
+        record = unchecked_record(store, stored.stage, stored.key)
+        return Entry(stored, record, digests_in(record), unsigned=record is not None)
 
     listed = store.records()
     with ThreadPoolExecutor(READERS) as pool:

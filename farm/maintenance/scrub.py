@@ -1,4 +1,4 @@
-"""Scrubbing: reads a whole store again and finds damaged records and blobs."""
+"""Scrubbing: reads a whole store again and finds damaged records and blobs, and records without a valid signature."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ _BATCH = 64
 
 @dataclass(frozen=True)
 class Damage:
-    """A blob that differs from its digest, or an unreadable record."""
+    """A blob that differs from its digest, an unreadable record, or one without a valid signature."""
 
     stage: str
     """"blob", or the stage of a record."""
     name: str
     size_bytes: int
     removed: bool
+    unsigned: bool = False
+    """Whether it is a readable record whose signature is missing or invalid."""
 
 
 def scrub(store: Store, *, repair: bool = False, tell: Tell = tell_nobody) -> Iterator[Damage]:
@@ -35,10 +37,11 @@ def scrub(store: Store, *, repair: bool = False, tell: Tell = tell_nobody) -> It
         tell("records", count)
         stored = entry.stored
         # A record that is gone by now was removed by somebody else.
-        if entry.record is None and any(each.stage == stored.stage for each in store.records(stored.key)):
+        unusable = entry.record is None or entry.unsigned
+        if unusable and any(each.stage == stored.stage for each in store.records(stored.key)):
             if repair:
                 store.remove_record(stored.stage, stored.key)
-            yield Damage(stored.stage, stored.key, stored.size_bytes, repair)
+            yield Damage(stored.stage, stored.key, stored.size_bytes, repair, entry.unsigned)
     count = 0
     listed = store.blobs()
     with ThreadPoolExecutor(READERS) as pool:

@@ -200,7 +200,11 @@ class HeldJobs:
             job = held_jobs[0].job.id if held_jobs else ""
             self._runs.append(TemplateRun(uuid.uuid4().hex, result.key, job, result.seconds))
         new = [held for held in held_jobs if result.key not in held.template_seconds]
+        if result.warning:
+            self._progress.repaired(name, result.warning)
         for held in new:
+            if result.warning:
+                self._say(held, "warning", f"{name}: {result.warning}")
             if result.failure is not None:
                 self._say(held, "error", result.failure.about(name))
             else:
@@ -260,6 +264,7 @@ class HeldJobs:
         made = result.made
         if result.warning:
             self._say(held, "warning", f"{name}: {result.warning}")
+            self._progress.repaired(f"{held.job.name} {name}", result.warning)
         if isinstance(made, Failure):
             if result.instead_of:
                 made = replace(made, message=f"{made.message}, at -O{known.optimisation} too")

@@ -44,6 +44,9 @@ class Progress:
     def retried(self, retry: Retry) -> None:
         """A request failed and will be retried."""
 
+    def repaired(self, name: str, warning: str) -> None:
+        """A stored template or cubin was unusable, with the reason, and was built again."""
+
     def template_done(self, result: TemplateResult) -> None:
         """A template of the plan is there or has failed."""
 

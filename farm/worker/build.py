@@ -29,6 +29,7 @@ from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.config.settings import Settings, cores_folder
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreUnavailableError
 from farm.store.contract import Record, Store, blob_digest
+from farm.store.signed import was_rejected
 from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE, find_cubin, find_template
 from farm.worker.direct import DirectBuilds
 from farm.worker.lru import DISTINCT_SHAPES, LruCache
@@ -138,7 +139,7 @@ class Worker:
             return TemplateResult(request.key, hit=True)
         template, seconds = self._make_template(request)
         self._templates.get(request.key, lambda: template)  # its first cubin usually follows
-        return TemplateResult(request.key, seconds=seconds)
+        return TemplateResult(request.key, seconds=seconds, warning=self._take_warnings())
 
     def build_cubin(self, request: CubinRequest) -> CubinResult:
         """Make a cubin unless it is a cache hit, and its template if the store has lost it.
@@ -178,9 +179,12 @@ class Worker:
             fallback=fallback,
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
-        warnings, self._warnings = self._warnings, []
         seconds = self._direct.take_made_seconds()
-        return CubinResult(request.key, facts, warning="; ".join(warnings), skeleton_seconds=seconds)
+        return CubinResult(request.key, facts, warning=self._take_warnings(), skeleton_seconds=seconds)
+
+    def _take_warnings(self) -> str:
+        warnings, self._warnings = self._warnings, []
+        return "; ".join(warnings)
 
     def _machine_code(self, request: CubinRequest, ptx: bytes) -> tuple[Cubin, Assembler, str]:
         """The cubin, its assembler, and the reason if it fell back to ptxas."""
@@ -210,6 +214,8 @@ class Worker:
         return template, seconds
 
     def _put_record(self, stage: str, key: str, record: Record) -> None:
+        if was_rejected(self._store, stage, key):
+            self._warnings.append(f"stored {stage} {key[:12]} has no valid signature and was rebuilt")
         self._store.put_record(stage, key, {**record, "namespace": self._namespace})
 
     def _template(self, request: TemplateRequest) -> Template:

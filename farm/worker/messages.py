@@ -156,6 +156,8 @@ class TemplateResult:
     seconds: float = 0.0
     """Build time; 0 for a cache hit."""
     failure: Failure | None = None
+    warning: str = ""
+    """Message about a problem that was repaired; empty if there was none."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from farm.ledger import upgrade_database
 from farm.worker.messages import Fault as Cause
 from tests.chaos.round import Round
 from tests.chaos.services import BUCKET
+from tests.signing_keys import key_file
 from tests.toolchain.tools import Tools
 
 AWAY_SECONDS = 3.0
@@ -96,7 +97,11 @@ def _use_s3(play: Round) -> None:
         os.environ[name] = value  # this process asks the store too
         play.cleanup.callback(os.environ.pop, name)
         play.use(**{name: value})
-    play.use(FARM_STORE=f"s3://{BUCKET}/{play.folder.name}", FARM_S3_ENDPOINT=ceph.endpoint)
+    play.use(
+        FARM_STORE=f"s3://{BUCKET}/{play.folder.name}",
+        FARM_S3_ENDPOINT=ceph.endpoint,
+        FARM_SIGNING_KEYS=str(key_file(play.folder / "keys.pem")),
+    )
 
 
 def cache_full(play: Round) -> None:

@@ -19,6 +19,7 @@ from tests.cluster.ray_nodes import RayNodes
 from tests.command import farm
 from tests.services.ceph import Ceph, lacks_ceph
 from tests.services.postgresql import PostgreSQL, lacks_postgresql
+from tests.signing_keys import key_file
 
 BUCKET = "farm"
 ARCHS = "sm_80,sm_90"
@@ -55,6 +56,7 @@ def place() -> Iterator[Place]:
                 "FARM_STORE": f"s3://{BUCKET}/team",
                 "FARM_S3_ENDPOINT": ceph.endpoint,
                 "FARM_DATABASE_URL": url,
+                "FARM_SIGNING_KEYS": str(key_file(Path(folder) / "keys.pem")),
             }
             hidden = {"token": nodes.token, "database password": password, "S3 secret": ceph.secret_key}
             yield Place(nodes, ceph, database, environment, hidden)

@@ -21,7 +21,7 @@ MAY_IMPORT = {
 
 FARM_LAYERS = (
     ("errors", "config.units"),
-    ("extras", "config.table"),
+    ("extras", "signing", "config.table"),
     ("jobs.model", "config"),
     ("store", "jobs.completeness"),
     ("worker", "tuning", "qualification.record"),
@@ -47,6 +47,7 @@ package's."""
 DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
     "boto3": {"farm/store/s3.py"},
+    "cryptography": {"farm/signing.py"},
     "botocore": {"farm/store/s3.py"},
     "gimmik": {"farm/bench/layers/gimmik_kernels.py"},
     "jinja2": {"cli/report/template.py"},
@@ -74,6 +75,7 @@ SLOW = {
     "alembic",
     "boto3",
     "botocore",
+    "cryptography",
     "gimmik",
     "jinja2",
     "matplotlib",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from farm.signing import read_keyring
 from tests.infra.documents import INFRA, documents
 
 [COMPOSE] = documents("compose.yaml")
@@ -83,6 +84,7 @@ def test_make_secrets_makes_what_the_file_names_and_leaves_it_the_second_time(tm
     assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
     assert first["secrets/postgresql_password"] in first["secrets/pg_service.conf"]
     assert len(set(first.values())) == len(first)
+    assert read_keyring(tmp_path / "secrets" / "signing_keys").signer is not None
 
 
 def test_no_secret_is_in_git() -> None:

@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.infra.documents import KUBERAY, kubernetes, pod_specs
+from tests.infra.documents import INFRA, KUBERAY, kubernetes, pod_specs
 
 KUBERNETES = "1.34"
 MANIFESTS = [(path.name, document) for path in KUBERAY for document in yaml.safe_load_all(path.read_text())]
@@ -45,7 +45,7 @@ def test_no_pod_has_rights_that_it_does_not_need(name: str) -> None:
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-    assert all(set(volume) <= {"name", "emptyDir"} for volume in spec["volumes"])
+    assert all(set(volume) in ({"name", "emptyDir"}, {"name", "secret"}) for volume in spec["volumes"])
     for container in containers(spec):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -59,7 +59,7 @@ def test_every_container_has_limits(name: str) -> None:
     for container in containers(PODS[name]):
         resources = container["resources"]
         assert {"cpu", "memory"} <= set(resources["limits"]) & set(resources["requests"])
-    assert all(volume["emptyDir"]["sizeLimit"] for volume in PODS[name]["volumes"])
+    assert all(volume["emptyDir"]["sizeLimit"] for volume in PODS[name]["volumes"] if "emptyDir" in volume)
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -86,6 +86,19 @@ def test_ray_asks_for_its_token_and_the_coordinator_has_it() -> None:
     assert variables["RAY_AUTH_MODE"]["value"] == "token"
     token = variables["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]
     assert token == {"name": CLUSTER["metadata"]["name"], "key": "auth_token"}  # what KubeRay makes
+
+
+def test_pods_that_use_the_store_have_its_signing_keys_and_no_other_pod() -> None:
+    [configuration] = kubernetes("ConfigMap")
+    folder, _, file = configuration["data"]["FARM_SIGNING_KEYS"].rpartition("/")
+    assert f"secret generic farm-signing-keys --from-file={file}" in (INFRA / "README.md").read_text()
+    for spec in PODS.values():
+        secrets = {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each}
+        for container in containers(spec):
+            reads = {"configMapRef": {"name": "farm"}} in container.get("envFrom", [])
+            mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+            assert reads == (folder in mounts) == (secrets == {"farm-signing-keys"})
+            assert not reads or mounts[folder]["readOnly"]
 
 
 def test_secrets_are_references() -> None:

@@ -28,6 +28,7 @@ from farm.testing import laptop_farm
 from tests.needs import lacks_toolchain
 from tests.samples import checkpoint, layer
 from tests.services.ceph import Ceph
+from tests.signing_keys import key_file
 from tests.store_contract import KEY, Place, SharedStoreContract, blob_name
 from tests.verifications import assert_right
 
@@ -308,6 +309,7 @@ def test_the_settings_open_it_with_the_machine_s_cache_in_front(ceph: Ceph, buck
         "FARM_S3_ENDPOINT": ceph.endpoint,
         "FARM_S3_REGION": "eu-central-1",
         "FARM_CACHE_DIR": str(tmp_path / "machine1"),
+        "FARM_SIGNING_KEYS": str(key_file(tmp_path / "keys.pem")),
     }
     digest = open_store(load_settings(environment)).put(b"data")
     other = environment | {"FARM_CACHE_DIR": str(tmp_path / "machine2"), "FARM_READ_ONLY": "1"}
@@ -326,6 +328,7 @@ def test_a_job_compiled_on_one_machine_is_all_hits_on_another(ceph: Ceph, bucket
                     "FARM_CACHE_DIR": str(tmp_path / machine / "cache"),
                     "FARM_DATABASE_URL": f"sqlite:///{tmp_path / machine / 'farm.db'}",
                     "FARM_EXECUTOR": "inline",
+                    "FARM_SIGNING_KEYS": str(key_file(tmp_path / "keys.pem")),
                 }
             )
         )

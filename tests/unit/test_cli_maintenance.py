@@ -142,7 +142,7 @@ def test_cache_verify_exits_with_39_until_damage_is_repaired(farm: Farmyard, cap
     digest = str(farm.results(farm.ledger.job("latest").id)[0].cubin)
     (tmp_path / "store" / blob_name(digest)).write_bytes(b"wrong")
     assert document("cache verify", capsys, code=39)["damaged"] == [
-        {"stage": "blob", "name": digest, "bytes": 5, "removed": False}
+        {"stage": "blob", "name": digest, "bytes": 5, "removed": False, "unsigned": False}
     ]
     assert f"damaged: blob {digest}, removed" in text("cache verify --repair", capsys)
     assert document("cache verify", capsys)["damaged"] == []

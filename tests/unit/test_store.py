@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from farm.config.settings import load_settings
-from farm.errors import StoreError, StoreUnavailableError
+from farm.errors import StoreDeniedError, StoreError, StoreUnavailableError, UsageError
+from farm.signing import MAKE_KEY, read_keyring
 from farm.store import open_store
 from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.lru import CacheFolder
 from farm.store.memory import MemoryStore
+from farm.store.signed import SignedStore, was_rejected
 from farm.store.tiered import TieredStore
+from tests.signing_keys import key_file, new_key
 from tests.store_contract import KEY, AgingStoreContract, FolderPlace, StoreContract, blob_name, folder_place
 
 
@@ -52,6 +55,92 @@ class TestTiered(AgingStoreContract):
             return TieredStore(DiskStore(next(near)), far, read_only=read_only)
 
         return folder_place(tmp_path / "far", opened)
+
+
+class TestSigned(AgingStoreContract):
+    added_bytes = len(', "signature": {"key": "", "value": ""}') + 16 + 88
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> FolderPlace:
+        keys = read_keyring(key_file(tmp_path / "keys.pem"))
+
+        def opened(read_only: bool) -> Store:
+            return SignedStore(DiskStore(tmp_path / "store", read_only=read_only), keys)
+
+        return folder_place(tmp_path / "store", opened)
+
+
+@dataclass(frozen=True)
+class Signed:
+    """A store whose records are signed, and what lies below it."""
+
+    store: SignedStore
+    below: MemoryStore
+    keys: Path
+
+    def reopened(self, *keys: bytes) -> SignedStore:
+        """The store with other keys."""
+        path = self.keys.with_suffix(".other")
+        path.write_bytes(b"".join(keys))
+        return SignedStore(self.below, read_keyring(path))
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> Signed:
+    keys, below = key_file(tmp_path / "keys.pem"), MemoryStore()
+    store = SignedStore(below, read_keyring(keys))
+    store.put_record("cubin", KEY, {"cubin": "aa"})
+    return Signed(store, below, keys)
+
+
+OTHER_KEY = "1f" * 32
+
+
+def test_a_signed_record_is_valid_for_its_stage_key_and_content_only(signed: Signed) -> None:
+    record = signed.below.get_record("cubin", KEY) or {}
+    signed.below.put_record("cubin", OTHER_KEY, record)
+    signed.below.put_record("skeleton", KEY, record)
+    signed.below.put_record("template", KEY, {**record, "cubin": "bb"})
+    signed.below.put_record("patch", KEY, {"cubin": "aa"})
+    for stage, key in (("cubin", OTHER_KEY), ("skeleton", KEY), ("template", KEY), ("patch", KEY)):
+        assert signed.store.get_record(stage, key) is None
+        assert was_rejected(signed.store, stage, key)
+    assert signed.store.get_record("cubin", KEY) == {"cubin": "aa"}
+    assert not was_rejected(signed.store, "cubin", KEY)
+
+
+@pytest.mark.parametrize(
+    "signature", [None, "x", [], {}, {"key": 1, "value": 2}, {"key": "ab" * 8, "value": "AA=="}, {"value": "\u00e9"}]
+)
+def test_a_record_with_anything_for_a_signature_is_a_miss(signed: Signed, signature: object) -> None:
+    signed.below.put_record("cubin", KEY, {"cubin": "aa", "signature": signature})
+    assert signed.store.get_record("cubin", KEY) is None
+
+
+def test_a_record_that_was_rejected_is_valid_once_it_is_written_again(signed: Signed) -> None:
+    signed.below.put_record("cubin", KEY, {"cubin": "bb"})
+    assert signed.store.get_record("cubin", KEY) is None
+    signed.store.put_record("cubin", KEY, {"cubin": "cc"})
+    assert signed.store.get_record("cubin", KEY) == {"cubin": "cc"}
+    assert not was_rejected(signed.store, "cubin", KEY)
+
+
+def test_records_of_an_old_key_stay_valid_while_its_public_key_is_kept(signed: Signed) -> None:
+    new, old = new_key()[0], signed.keys.read_bytes()
+    rotated = signed.reopened(new, old)
+    assert rotated.get_record("cubin", KEY) == {"cubin": "aa"}
+    rotated.put_record("cubin", OTHER_KEY, {})
+    assert signed.reopened(new).get_record("cubin", OTHER_KEY) == {}
+    assert signed.reopened(new).get_record("cubin", KEY) is None
+
+
+def test_public_keys_read_records_and_write_none(signed: Signed) -> None:
+    private, public = new_key()
+    signed.reopened(private).put_record("cubin", KEY, {"cubin": "dd"})
+    reader = signed.reopened(public)
+    assert reader.get_record("cubin", KEY) == {"cubin": "dd"}
+    with pytest.raises(StoreDeniedError, match="cannot sign results: its first key is public"):
+        reader.put_record("cubin", KEY, {})
 
 
 @dataclass(frozen=True)
@@ -221,7 +310,17 @@ def test_a_bucket_has_this_machine_s_cache_in_front_unless_its_size_is_0(tmp_pat
         "FARM_STORE": "s3://bucket/a/prefix/",
         "FARM_S3_ENDPOINT": "http://host:9000",
         "FARM_CACHE_DIR": f"{tmp_path}/cache",
+        "FARM_SIGNING_KEYS": str(key_file(tmp_path / "keys.pem")),
     }
     bucket = "s3://bucket/a/prefix at http://host:9000"
     assert open_store(load_settings(environment)).describe() == f"{bucket}, cached in folder {tmp_path}/cache"
     assert open_store(load_settings(environment | {"FARM_CACHE_SIZE": "0"})).describe() == bucket
+
+
+def test_a_store_in_s3_needs_signing_keys_and_one_in_a_folder_takes_them(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs signing keys") as caught:
+        open_store(load_settings({"FARM_STORE": "s3://bucket/a"}))
+    assert MAKE_KEY in str(caught.value)
+    assert "FARM_SIGNING_KEYS" in str(caught.value)
+    environment = {"FARM_STORE": f"file://{tmp_path}", "FARM_SIGNING_KEYS": str(key_file(tmp_path / "keys.pem"))}
+    assert isinstance(open_store(load_settings(environment)), SignedStore)

@@ -1,0 +1,123 @@
+"""A farm whose store somebody else writes to: no record without a valid signature is used, and each command says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from farm.api import Farm
+from farm.config.settings import Settings
+from farm.errors import UsageError
+from farm.jobs.model import BuildOptions, Job, Outcome, Status
+from farm.maintenance.gc import Limits
+from farm.store.disk import DiskStore
+from farm.worker.cache_lookup import CUBIN_STAGE
+from tests.samples import checkpoint, layer
+from tests.signing_keys import key_file, public_half
+from tests.verifications import assert_right
+
+NET = checkpoint(layer("conv1"), layer("conv2", seed=1))
+"""Two layers of one shape: their cubins differ in their weights only."""
+OPTIONS = BuildOptions(("sm_80", "sm_90"), assembler="direct")
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """A farm with a finished job, and its store as somebody sees it who may write to it."""
+
+    farm: Farm
+    settings: Settings
+    store: DiskStore
+    job: Job
+
+    def cubin_keys(self, layer: str) -> list[str]:
+        detail = self.farm.inspect(self.job.id)
+        [build] = [each for each in detail.builds if each.layer == layer]
+        return [result.cubin_key for result in detail.results_of(build)]
+
+    def swap(self) -> set[str]:
+        """Exchange the records of the two layers' cubins; returns the keys."""
+        keys = list(zip(self.cubin_keys("conv1"), self.cubin_keys("conv2"), strict=True))
+        for one, other in keys:
+            records = [self.store.get_record(CUBIN_STAGE, key) for key in (one, other)]
+            assert None not in records
+            for key, record in zip((other, one), records, strict=True):
+                self.store.put_record(CUBIN_STAGE, key, record or {})
+        return {key for pair in keys for key in pair}
+
+    def warnings(self, job: Job) -> list[str]:
+        return [event.text for event in self.farm.logs(job.id) if event.level == "warning"]
+
+
+@pytest.fixture
+def signed_settings(settings: Settings, tmp_path: Path) -> Settings:
+    return replace(settings, signing_keys=key_file(tmp_path / "keys.pem"))
+
+
+@pytest.fixture
+def attacked(signed_settings: Settings) -> Iterator[Attacked]:
+    store = DiskStore(Path(signed_settings.store_url.removeprefix("file://")))
+    with Farm.open(signed_settings) as farm:
+        [job] = farm.compile([NET], OPTIONS)
+        assert job.status is Status.SUCCEEDED
+        yield Attacked(farm, signed_settings, store, job)
+
+
+def test_swapped_records_are_misses_that_the_log_tells_and_the_cubins_are_right(attacked: Attacked) -> None:
+    before = [result.cubin for result in attacked.farm.inspect(attacked.job.id).results]
+    attacked.swap()
+    [job] = attacked.farm.compile([NET], OPTIONS)
+    results = attacked.farm.inspect(job.id).results
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 0)
+    assert {result.outcome for result in results} == {Outcome.BUILT}
+    assert [result.cubin for result in results] == before
+    told = attacked.warnings(job)
+    assert len(told) == 4
+    assert all("has no valid signature and was rebuilt" in text for text in told)
+    assert_right(attacked.farm.verify(job.id))
+    [again] = attacked.farm.compile([NET], OPTIONS)
+    assert (again.hits, attacked.warnings(again)) == (4, [])
+
+
+def test_records_of_every_stage_are_checked(attacked: Attacked) -> None:
+    records = list(attacked.store.records())
+    for each in records:
+        record = dict(attacked.store.get_record(each.stage, each.key) or {})
+        del record["signature"]
+        attacked.store.put_record(each.stage, each.key, record)
+    assert {each.stage for each in records} >= {"template", "skeleton", "cubin"}
+    with Farm.open(attacked.settings) as farm:
+        [job] = farm.compile([NET], OPTIONS)
+        assert (job.status, job.hits) == (Status.SUCCEEDED, 0)
+        told = " ".join(attacked.warnings(job))
+    for stage in ("template", "skeleton", "cubin"):
+        assert f"stored {stage} " in told
+
+
+def test_a_scrub_lists_swapped_records_and_repairs_them(attacked: Attacked) -> None:
+    assert list(attacked.farm.scrub()) == []
+    keys = attacked.swap()
+    found = list(attacked.farm.scrub(repair=True))
+    assert {(each.stage, each.name, each.unsigned) for each in found} == {(CUBIN_STAGE, key, True) for key in keys}
+    assert list(attacked.farm.scrub()) == []
+
+
+def test_garbage_collection_with_other_keys_counts_records_and_removes_none(attacked: Attacked, tmp_path: Path) -> None:
+    other = replace(attacked.settings, signing_keys=key_file(tmp_path / "other.pem"))
+    count = len(list(attacked.store.records()))
+    with Farm.open(other) as farm:
+        done = farm.collect_garbage(Limits())
+    assert (done.unsigned, done.records, done.blobs) == (count, (), ())
+
+
+def test_public_keys_use_what_is_stored_and_build_nothing(attacked: Attacked, tmp_path: Path) -> None:
+    public = tmp_path / "public.pem"
+    public.write_bytes(public_half((tmp_path / "keys.pem").read_bytes()))
+    with Farm.open(replace(attacked.settings, signing_keys=public)) as farm:
+        assert_right(farm.verify(attacked.job.id))
+        assert farm.fetch(attacked.job.id, tmp_path / "bundle").exists()
+        with pytest.raises(UsageError, match="its first key is public"):
+            farm.compile([NET], OPTIONS)
