@@ -10,7 +10,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -65,6 +65,7 @@ RANKING_SOURCES = (
     "selection/question.py",
     "selection/ranking.py",
     "selection/table_candidates.py",
+    "target/device_model.py",
 )
 """Sources of the cost model: everything `ranking_of` imports."""
 _SUFFIXES = (".py", ".cu", ".cuh")
@@ -215,6 +216,7 @@ class RankingKey(Key):
             "accumulate": self.question.accumulate,
             "clusters": str(self.question.clusters),
             "tables": str(self.question.tables),
+            "device": json.dumps(asdict(self.question.device)),
             **_spec_fields(self.question.spec),
         }
 

@@ -17,7 +17,8 @@ from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.sass.qualification import NO_QUALIFICATIONS
-from codegen.target.arch import check_archs
+from codegen.target.arch import check_archs, check_gpus
+from codegen.target.device_model import device_named
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
 from farm.errors import CancelledError, JobFailedError, StoreError
@@ -204,7 +205,10 @@ class Farm:
         toolchain: Toolchain,
         rankings: KeptRankings,
     ) -> list[NewJob]:
-        options = replace(options, archs=check_archs(options.archs, toolchain))
+        archs = check_archs(options.archs, toolchain)
+        named = [device.name for device in map(device_named, options.archs) if device]
+        gpus = tuple(dict.fromkeys((*check_gpus(options.gpus, archs), *named)))
+        options = replace(options, archs=archs, gpus=gpus)
         book = replace(self.tuning_book(options.archs) if options.tuning else NO_RECORDS, ranking=rankings)
 
         qualifications = self._ledger.qualifications.known() if options.assembler == "auto" else NO_QUALIFICATIONS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -46,8 +47,10 @@ def plan(
     Runs no tool and stores nothing.
 
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
-    architecture, CPU time of ptxas, and kernel time on an H200 at --batch by the cost model. Then skipped layers,
-    coverage, and the totals of all models, which share templates and cubins.
+    architecture, CPU time of ptxas, and kernel time at --batch by the cost model. Then skipped layers, coverage, code
+    size and kernel time for each architecture's GPU, and the totals of all models, which share templates and cubins.
+
+    The cost model is fitted to an H200. For other GPUs it is scaled by the figures of their data sheets.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
@@ -74,7 +77,7 @@ def _print(found: Forecast) -> None:
         console.print(_table(model, console.width), soft_wrap=True)
         covered = [Text(coverage_line(model.coverage))]
         lines = skipped_lines(model.job.skipped, model.coverage) or covered
-        for shown in (*lines, Text(_kernels_line(model))):
+        for shown in (*lines, *map(Text, _predicted_lines(model))):
             console.print(shown, soft_wrap=True)
         console.print()
     for line in _totals(found):
@@ -111,21 +114,27 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         f"{missing} new" if missing else "there",
         size(layer.code_bytes),
         (duration(layer.ptxas_seconds) if layer.ptxas_seconds else "direct") if missing else "-",
-        f"{layer.kernel_microseconds:,.1f} us",
+        _kernel_text(layer.kernel_microseconds),
     ]
 
 
-def _kernels_line(model: ModelForecast) -> str:
-    """Code size and kernel time of all layers; architectures with equal figures share them."""
-    figures: dict[str, list[str]] = {}
-    for arch in model.job.options.archs:
-        layers = model.of_arch(arch)
-        code, microseconds = sum(each.code_bytes for each in layers), sum(each.kernel_microseconds for each in layers)
-        figures.setdefault(f"{size(code)} of code, kernels {microseconds:,.0f} us", []).append(arch)
-    said = "; ".join(
-        f"{figure} ({', '.join(archs)})" if len(figures) > 1 else figure for figure, archs in figures.items()
-    )
-    return f"predicted: {said} at batch {model.job.options.batch}, on an H200"
+def _kernel_text(times: Sequence[float]) -> str:
+    """The time of a layer's kernels, or the range of its GPUs' times."""
+    least, most = (f"{time:,.1f}" for time in (min(times), max(times)))
+    return f"{least} us" if least == most else f"{least}-{most} us"
+
+
+def _predicted_lines(model: ModelForecast) -> Iterator[str]:
+    """Code size and kernel time of all layers, one line for each architecture's GPU."""
+    from codegen.target.device_model import REFERENCE
+
+    options = model.job.options
+    for arch in options.archs:
+        device = options.device(arch)
+        gpu = f"{device.name} ({arch})" if device.name in options.gpus else f"{device.name} ({arch}'s typical GPU)"
+        scaled = "" if device == REFERENCE else f", scaled from {REFERENCE.name} by data sheet"
+        code, microseconds = size(model.code_bytes(arch)), f"{model.kernel_microseconds(arch):,.0f} us"
+        yield f"predicted for {gpu}{scaled}: {code} of code, kernels {microseconds} at batch {options.batch}"
 
 
 def _totals(found: Forecast) -> list[str]:
@@ -152,6 +161,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
         "name": job.name,
         "model": job.model,
         "archs": list(job.options.archs),
+        "gpus": {arch: job.options.device(arch).name for arch in job.options.archs},
         "batch": job.options.batch,
         "coverage": coverage_json(coverage),
         "layers": [
@@ -172,7 +182,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "predicted_code_bytes": layer.code_bytes,
                 "predicted_ptxas_seconds": layer.ptxas_seconds,
                 "predicted_assembler_seconds": layer.assembler_seconds,
-                "predicted_kernel_microseconds": layer.kernel_microseconds,
+                "predicted_kernel_microseconds": dict(zip(layer.archs, layer.kernel_microseconds, strict=True)),
             }
             for layer in model.layers
         ],

@@ -32,7 +32,7 @@ def report(
 
     The page of a job shows its layers' zeros, code, compile and kernel times. It is one file that loads nothing and
     runs no script. Kernel times are measured where a tuning record of this batch size gave the tiling, else predicted
-    for an H200. An unfinished job is shown as far as it is.
+    for the job's GPUs: scaled from an H200 by data sheet. An unfinished job is shown as far as it is.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

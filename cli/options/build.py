@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from cli.options.parse import accumulator_of, archs_of, assembler_of, bytes_of, form_of, input_shapes_of
+from cli.options.parse import accumulator_of, archs_of, assembler_of, bytes_of, form_of, input_shapes_of, names_of
 from cli.output.console import print_error
 from codegen.errors import CheckpointError
 from farm.jobs.model import BuildOptions
@@ -88,6 +88,15 @@ def _build_request(
             show_default=False,
         ),
     ],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="GPU,...",
+            help="GPUs to be fast on, as in rtx4090. Default: those in --arch, else an architecture's typical one.",
+            show_default=False,
+        ),
+    ] = None,
     batch: Annotated[
         int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; other sizes run too.")
     ] = 64,
@@ -124,6 +133,7 @@ def _build_request(
         code_limit_bytes=bytes_of("--max-code-size", max_code_size, least=1),
         tuning=not no_tuning,
         assembler=assembler_of(assembler),
+        gpus=tuple(names_of(gpu or ())),
     )
     return BuildRequest(tuple(models), options, input_shapes_of(input_shape or []), keep_going, name)
 

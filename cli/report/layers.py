@@ -128,11 +128,11 @@ def _kernel_times(report: JobReport, layer: LayerReport) -> list[Fact]:
     """Kernel time; architectures with equal times share a fact."""
     groups: dict[KernelTime, list[str]] = {}
     for arch in report.detail.job.options.archs:
-        groups.setdefault(layer.for_arch(arch).time, []).append(arch)
+        groups.setdefault(layer.time_for(arch), []).append(arch)
     facts = []
     for time, archs in groups.items():
         share = time.microseconds / (report.total_microseconds(archs[0]) or 1.0)
-        source = f"measured on {time.gpu}" if time.measured else "predicted"
+        source = f"{'measured on' if time.measured else 'predicted for'} {time.gpu}"
         words = f"{percent(share)} of the network, {source}"
         facts.append(Fact(_label("Time", archs, groups), microseconds(time.microseconds), words, share))
     return facts

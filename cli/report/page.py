@@ -96,7 +96,7 @@ def _times(report: JobReport) -> list[Strip]:
     for group in groups:
         segments = []
         for layer in report.layers:
-            amount = layer.for_arch(group[0]).time.microseconds
+            amount = layer.time_for(group[0]).microseconds
             words = f"{microseconds(amount)}, {percent(amount / (totals[group] or 1.0))}"
             segments.append(_segment(layer, amount, words))
         slowest = sorted(segments, key=lambda segment: -segment.amount)[:SLOWEST]
@@ -160,9 +160,10 @@ def _segment(layer: LayerReport, amount: float, words: str) -> Segment:
 
 def _source(report: JobReport, arch: str) -> str:
     """Origin of an architecture's times: a GPU, the cost model, or both."""
-    times = [layer.for_arch(arch).time for layer in report.layers]
+    times = [layer.time_for(arch) for layer in report.layers]
     gpus = ", ".join(dict.fromkeys(time.gpu for time in times if time.measured))
     count = sum(time.measured for time in times)
     if count == len(times):
         return f"Measured on {gpus}"
-    return f"{count} of {len(times)} measured on {gpus}, others predicted" if count else "Predicted"
+    predicted = f"predicted for {report.detail.job.options.device(arch).name}"
+    return f"{count} of {len(times)} measured on {gpus}, others {predicted}" if count else f"P{predicted[1:]}"

@@ -23,6 +23,7 @@ from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import cut
 from codegen.selection.question import RankingQuestion
 from codegen.selection.ranking import Ranking, ranking_of, stream_limits
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 UNEVEN = 1.25
 """Factor on the limits of a K group for the largest one of unevenly pruned weights."""
@@ -42,12 +43,14 @@ def choose_tiling(
     code_limit_bytes: int = CODE_BYTES,
     clusters: bool = False,
     tables: bool = True,
+    device: DeviceModel = REFERENCE,
     ranking: Ranking = ranking_of,
 ) -> Tiling:
     """The tiling of a layer with these non-zeros per output channel [K], for about this batch; deterministic.
 
     `accumulate`: the type in which float16 layers add up sums of many products. `clusters`: whether the architecture
-    has clusters. `tables`: whether weights may be a table. `ranking`: orders the layer's tilings.
+    has clusters. `tables`: whether weights may be a table. `device`: the GPU to be fast on. `ranking`: orders the
+    layer's tilings.
 
     Only bands of batch and density count, so that the checkpoints of a pruning sweep share their templates; in float16
     it also counts whether an output channel has more non-zeros than are added up in float16. Raises TilingError if the
@@ -57,8 +60,16 @@ def choose_tiling(
     layer = lower(spec)
     _check_form(layer, form)
     least_bytes = math.inf
-    special = {"clusters": clusters and form == "rolled", "tables": tables and form == "rolled"}
-    for tiling, code_bytes in _fitting(layer, batch, nonzeros, accumulate, ranking=ranking, **special):
+    question = _question(
+        layer.spec,
+        batch,
+        nonzeros,
+        accumulate,
+        clusters=clusters and form == "rolled",
+        tables=tables and form == "rolled",
+        device=device,
+    )
+    for tiling, code_bytes in _fitting(layer, question, nonzeros, ranking):
         if form == "full" and tiling.kernel != "conv2d":
             continue
         if code_bytes <= code_limit_bytes:
@@ -86,17 +97,25 @@ def ranked_tilings(
     code_limit_bytes: int = CODE_BYTES,
     clusters: bool = False,
     tables: bool = True,
+    device: DeviceModel = REFERENCE,
 ) -> tuple[Tiling, ...]:
     """All tilings that fit a layer with these non-zeros per output channel [K], the one predicted to be fastest first.
 
     `choose_tiling` takes the first. Empty if that raises TilingError.
     """
-    fitting = _fitting(lower(spec), batch, nonzeros, accumulate, clusters=clusters, tables=tables)
+    layer = lower(spec)
+    question = _question(layer.spec, batch, nonzeros, accumulate, clusters=clusters, tables=tables, device=device)
+    fitting = _fitting(layer, question, nonzeros)
     return tuple(dict.fromkeys(tiling for tiling, code_bytes in fitting if code_bytes <= code_limit_bytes))
 
 
 def misfit_of(
-    spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer], *, code_limit_bytes: int = CODE_BYTES
+    spec: LayerSpec,
+    tiling: Tiling,
+    nonzeros: NDArray[np.integer],
+    device: DeviceModel = REFERENCE,
+    *,
+    code_limit_bytes: int = CODE_BYTES,
 ) -> str:
     """Why a measured tiling does not fit a layer with these non-zeros per output channel; empty if it fits."""
     try:
@@ -105,7 +124,7 @@ def misfit_of(
         return str(error)
     if not has_whole_windows(layer):
         return "its blocks have no whole windows of the pool"
-    within = comes_out_even(layer) and block_fits(layer, measured=True)
+    within = comes_out_even(layer) and block_fits(layer, device, measured=True)
     if not (within or tiling in _last_resort(layer.layer, tiling.accumulate)):
         return "it needs more threads, registers or shared memory than there are"
     if spec.data_type == "float16" and _too_long(tiling, nonzeros):
@@ -141,21 +160,25 @@ def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[n
     return "float16" if int(nonzeros.max()) <= PRODUCTS_TOGETHER else accumulate
 
 
-def _fitting(
-    layer: Lowered[LayerSpec],
+def _question(
+    spec: LayerSpec,
     batch: int,
     nonzeros: NDArray[np.integer],
     accumulate: Accumulator,
     *,
     clusters: bool,
     tables: bool,
-    ranking: Ranking = ranking_of,
+    device: DeviceModel,
+) -> RankingQuestion:
+    bands, kind = bands_of(spec, batch, int(nonzeros.sum())), accumulator_of(spec, accumulate, nonzeros)
+    return RankingQuestion(spec, *bands, kind, clusters, tables, device)
+
+
+def _fitting(
+    layer: Lowered[LayerSpec], question: RankingQuestion, nonzeros: NDArray[np.integer], ranking: Ranking = ranking_of
 ) -> Iterator[tuple[Tiling, float]]:
     """Tilings that fit these weights, the one predicted to be fastest first, and the bytes of their code."""
-    kind = accumulator_of(layer.spec, accumulate, nonzeros)
-    bands = bands_of(layer.spec, batch, int(nonzeros.sum()))
-    ranked = ranking(RankingQuestion(layer.spec, *bands, kind, clusters, tables))
-    for tiling in chain(ranked, _last_resort(layer, kind)):
+    for tiling in chain(ranking(question), _last_resort(layer, question.accumulate)):
         if layer.spec.data_type == "float16" and _too_long(tiling, nonzeros):
             continue
         divided = layer.tiled(tiling)

@@ -13,7 +13,9 @@ from codegen.kernels import AnyTiled
 from codegen.kernels.geometry import geometry_of
 from codegen.selection.costs import COSTS
 from codegen.selection.costs.launch import PlannedLaunch
+from codegen.selection.costs.scaling import dram_ratio
 from codegen.selection.costs.stream import Stream
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 POOL_BYTES_PER_MICROSECOND, POOL_MICROSECONDS = 4.0e6, 1.23
 """Bytes that a separate max pool moves per microsecond, and its launch."""
@@ -26,24 +28,27 @@ def predict_microseconds(
     batch: int,
     density: float,
     *,
+    device: DeviceModel = REFERENCE,
     cold: bool = True,
     fetched: bool = True,
     order: Order | None = None,
     stream: Stream | None = None,
 ) -> float:
-    """The time of one launch on an H200, all parts of the layer at once.
+    """The time of one launch, all parts of the layer at once.
 
+    `device`: the GPU; the time of any but the H200 is scaled from there by data sheet.
     `cold`: in a network, where other layers ran in between; otherwise the code is in the caches. `fetched`: the code of
     a cold launch is in the L2 cache already; otherwise it comes from DRAM. `order`: of the blocks, if not the tiling's.
     `stream`: the layer's stream at this density, if the caller has it.
     """
     order = order or layer.tiling.order
-    return COSTS[layer.tiling.kernel](PlannedLaunch(layer, batch, density, cold, fetched, order, stream))
+    return COSTS[layer.tiling.kernel](PlannedLaunch(layer, batch, density, cold, fetched, order, stream, device))
 
 
-def pool_microseconds(spec: Conv2d, batch: int) -> float:
+def pool_microseconds(spec: Conv2d, batch: int, device: DeviceModel = REFERENCE) -> float:
     """The time of the max pool of a pooled layer if a kernel of its own reads and writes the maps."""
     elements = spec.output_channels * (spec.map_height * spec.map_width + spec.output_height * spec.output_width)
     moved = batch * elements * ELEMENT_BYTES[spec.data_type]
     slow = spec.data_type != "float32" and geometry_of(spec).overlap
-    return moved / (OVERLAPPING_HALVES_PER_MICROSECOND if slow else POOL_BYTES_PER_MICROSECOND) + POOL_MICROSECONDS
+    rate = OVERLAPPING_HALVES_PER_MICROSECOND if slow else POOL_BYTES_PER_MICROSECOND
+    return moved / (rate * dram_ratio(device)) + POOL_MICROSECONDS

@@ -8,6 +8,7 @@ from codegen.kernels.register_budget import REGISTERS
 from codegen.kernels.streams import fits
 from codegen.kernels.workload import BLOCK_SHARED_BYTES, CLUSTER_SHARED_BYTES, SHARED_BYTES
 from codegen.selection.costs.stream import registers_of
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 OFFSET_BYTES = 2**31
 """Largest offset of an address in PTX."""
@@ -29,8 +30,8 @@ def comes_out_even(layer: AnyTiled) -> bool:
     return tiling.rows * layer.sums <= SUMS and fits(layer.geometry, tiling) and has_whole_windows(layer)
 
 
-def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
-    """Whether threads, registers, shared memory and the size of the loop body are within their limits.
+def block_fits(layer: AnyTiled, device: DeviceModel = REFERENCE, *, measured: bool = False) -> bool:
+    """Whether threads, registers, shared memory of a GPU and the size of the loop body are within their limits.
 
     A measured tiling may have more shared memory than one that is chosen by prediction, and more registers by this
     estimate.
@@ -45,13 +46,11 @@ def block_fits(layer: AnyTiled, *, measured: bool = False) -> bool:
         and work.slots <= BODY_SLOTS
         and work.results <= BODY_RESULTS
         and work.largest_offset_bytes < OFFSET_BYTES
-        and layer.launch.shared_bytes <= _shared_limit(layer, measured)
+        and layer.launch.shared_bytes <= min(_shared_limit(layer, measured), device.multiprocessor.block_shared_bytes)
     )
 
 
 def _shared_limit(layer: AnyTiled, measured: bool) -> int:
-    if layer.tiling.kernel == "table_conv2d":
-        return BLOCK_SHARED_BYTES
-    if measured:
+    if measured or layer.tiling.kernel == "table_conv2d":
         return BLOCK_SHARED_BYTES
     return CLUSTER_SHARED_BYTES if layer.tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,10 @@ class RankingQuestion:
     """Whether the architecture has clusters."""
     tables: bool
     """Whether the weights may be a table."""
+    device: DeviceModel = REFERENCE
+    """The GPU that the kernels run on."""
 
     @property
     def without_options(self) -> RankingQuestion:
-        """The question for neither clusters nor tables, whose answer all architectures share."""
+        """The question for neither clusters nor tables."""
         return replace(self, clusters=False, tables=False)

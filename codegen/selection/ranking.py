@@ -18,6 +18,7 @@ from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import CLUSTERED_INSTRUCTIONS
 from codegen.selection.question import RankingQuestion
 from codegen.selection.table_candidates import with_tables
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 STREAM_MULTIPLY_ADDS = 20_000
 """Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
@@ -50,6 +51,9 @@ TABLE_ROWS = 4
 """Largest band of rows or images with which weights may be a table: with more, each is used more often."""
 TABLE_DENSITY = 0.5
 """Highest density of a table: beyond, with its columns, it would be as large as all weights."""
+ABOUT_EQUAL = 1.1
+"""Largest ratio to the fastest time on another GPU with which tilings stay in the H200's order: the scaled prediction
+is no more exact than that, and architectures with one tiling share its templates."""
 
 
 class Ranking(Protocol):
@@ -72,15 +76,25 @@ class Ranked:
 def ranking_of(question: RankingQuestion) -> tuple[Tiling, ...]:
     """The tilings of a layer that fit, the one predicted to be fastest first."""
     layer = lower(question.spec)
-    if question.clusters and _may_be_split(layer, question.batch):
-        ranked = _with_clusters(question)
-    else:
-        ranked = _staged(question.without_options)
-    tilings = tuple(each.tiling for each in ranked if question.clusters or each.tiling.order == "group")
-    ranking = _with_direct(layer, question, tilings)
+    ranking = _with_direct(layer, question, _of_code(layer, question))
     if question.tables and question.batch <= TABLE_ROWS and question.density <= TABLE_DENSITY:
         ranking = with_tables(layer, question, ranking)
     return ranking
+
+
+def _of_code(layer: Lowered[LayerSpec], question: RankingQuestion) -> tuple[Tiling, ...]:
+    """The tilings whose weights are code, from shared memory, those about as fast as the first in the H200's order."""
+    if question.clusters and _may_be_split(layer, question.batch):
+        every = _with_clusters(question)
+    else:
+        every = _staged(question.without_options)
+    ranked = [each for each in every if question.clusters or each.tiling.order == "group"]
+    tilings = tuple(each.tiling for each in ranked)
+    if question.device == REFERENCE or not ranked:
+        return tilings
+    order = {tiling: i for i, tiling in enumerate(_of_code(layer, replace(question, device=REFERENCE)))}
+    equal = sum(each.microseconds <= ABOUT_EQUAL * ranked[0].microseconds for each in ranked)
+    return (*sorted(tilings[:equal], key=lambda each: order.get(each, len(order))), *tilings[equal:])
 
 
 def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
@@ -95,8 +109,23 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
-    """Tilings without clusters, those of convolutions in the order `place` too; a job's architectures share them."""
-    spec, batch, density = question.spec, question.batch, question.density
+    """Tilings without clusters, those of convolutions in the order `place` too."""
+    spec, batch, density, device = question.spec, question.batch, question.density, question.device
+    fitting = _fitting(replace(question, device=REFERENCE))
+    ranked = _in_order(
+        Ranked(each.tiling, predict_microseconds(each, batch, density, device=device, stream=stream), size)
+        for each, stream, size in fitting
+    )
+    if not isinstance(spec, Conv2d):
+        return ranked
+    layers = {each.tiling: (each, stream) for each, stream, _ in fitting}
+    return _in_order((*ranked, *_by_place(question, ranked, layers)))
+
+
+@lru_cache(maxsize=4)
+def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float], ...]:
+    """Tilings without clusters that fit every GPU, their streams, and their instructions; a job's GPUs share them."""
+    spec, density = question.spec, question.density
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, Stream, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
@@ -117,15 +146,7 @@ def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
             dense = LARGE_CODE * density * spec.weights_count
             most = more * size if packed or size > dense else min(more * size, dense)
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))
-    fitting = [each for each in sizes if each[2] <= limit]
-    ranked = _in_order(
-        Ranked(each.tiling, predict_microseconds(each, batch, density, stream=stream), size)
-        for each, stream, size in fitting
-    )
-    if not isinstance(spec, Conv2d):
-        return ranked
-    layers = {each.tiling: (each, stream) for each, stream, _ in fitting}
-    return _in_order((*ranked, *_by_place(question, ranked, layers)))
+    return tuple(each for each in sizes if each[2] <= limit)
 
 
 def _by_place(
@@ -139,7 +160,9 @@ def _by_place(
     for each in ranked:
         layer, stream = layers[each.tiling]
         if layer.streams.count > 1 and each.instructions <= CLUSTERED_INSTRUCTIONS:
-            microseconds = predict_microseconds(layer, question.batch, question.density, order="place", stream=stream)
+            microseconds = predict_microseconds(
+                layer, question.batch, question.density, device=question.device, order="place", stream=stream
+            )
             found.append(Ranked(each.tiling, microseconds, each.instructions))
     return tuple(replace(each, tiling=replace(each.tiling, order="place")) for each in _in_order(found)[:MOST_BY_PLACE])
 
@@ -152,23 +175,24 @@ def _with_direct(
     layer: Lowered[LayerSpec], question: RankingQuestion, ranking: tuple[Tiling, ...]
 ) -> tuple[Tiling, ...]:
     """The ranking with the tilings of direct_global first if they are clearly faster, otherwise last."""
-    direct = _direct(question.spec, question.batch, question.density)
+    direct = _direct(question.spec, question.batch, question.density, question.device)
     if not direct or not ranking:
         return (*direct, *ranking)
     best, other = (
-        predict_microseconds(layer.tiled(each[0]), question.batch, question.density) for each in (direct, ranking)
+        predict_microseconds(layer.tiled(each[0]), question.batch, question.density, device=question.device)
+        for each in (direct, ranking)
     )
     return (*direct, *ranking) if DIRECT_GAIN * best <= other else (*ranking, *direct)
 
 
 @lru_cache(maxsize=1024)
-def _direct(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
+def _direct(spec: LayerSpec, batch: int, density: float, device: DeviceModel) -> tuple[Tiling, ...]:
     """Tilings of direct_global that fit the layer, the one predicted to be fastest first."""
     if density > DIRECT_DENSITY:
         return ()
     layer = lower(spec)
     times = {
-        tiling: predict_microseconds(divided, batch, density)
+        tiling: predict_microseconds(divided, batch, density, device=device)
         for tiling in candidates(layer, "direct")
         if comes_out_even(divided := layer.tiled(tiling)) and block_fits(divided)
     }
@@ -178,19 +202,19 @@ def _direct(spec: LayerSpec, batch: int, density: float) -> tuple[Tiling, ...]:
 @lru_cache(maxsize=1024)
 def _with_clusters(question: RankingQuestion) -> tuple[Ranked, ...]:
     """Tilings with clusters among the others."""
-    spec, batch, density = question.spec, question.batch, question.density
+    spec, batch, density, device = question.spec, question.batch, question.density, question.device
     layer = lower(spec)
     others = _staged(question.without_options)
     split = [layer.tiled(replace(each, accumulate=question.accumulate)) for each in candidates(layer, "clusters")]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
-    sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each)]
+    sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each, device)]
     limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min((each.instructions for each in others), default=math.inf))
     return _in_order(
         (
             *(each for each in others if each.instructions <= limit),
             *(
-                Ranked(each.tiling, predict_microseconds(each, batch, density), size)
+                Ranked(each.tiling, predict_microseconds(each, batch, density, device=device), size)
                 for each, size in sizes
                 if size <= limit
             ),

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 from codegen.errors import ArchError
-from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, gpu_key
+from codegen.target.device_model import device_named, gpu_key
+from codegen.target.gpus import GPUS, arch_named, arch_of_gpu
 from codegen.toolchain.tools import Toolchain
 
 OLDEST = 75
@@ -45,6 +46,26 @@ def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
     if not checked:
         raise ArchError(f"no architecture given: name some of {', '.join(known)}")
     return tuple(checked)
+
+
+def check_gpus(names: Iterable[str], archs: Sequence[str]) -> tuple[str, ...]:
+    """The GPUs of these names in the table's spelling, at most one for each of a job's architectures.
+
+    Raises ArchError for an unknown GPU, for one of another architecture, and for a second one of the same.
+    """
+    of_arch: dict[str, str] = {}
+    for name in names:
+        device = device_named(name)
+        if device is None:
+            nearest = _nearest(name, ())
+            raise ArchError(
+                f"unknown GPU '{name}'{f' (nearest: {nearest})' if nearest else ''}: farm doctor --archs lists them"
+            )
+        if arch_number(device.arch) not in map(arch_number, archs):
+            raise ArchError(f"{device.name} has another architecture: add --arch {device.arch}")
+        if of_arch.setdefault(device.arch, device.name) != device.name:
+            raise ArchError(f"{of_arch[device.arch]} and {device.name} are both {device.arch}: name one of them")
+    return tuple(of_arch.values())
 
 
 def _unknown(name: str, arch: str | None, known: Sequence[str], ptxas_version: str) -> str:

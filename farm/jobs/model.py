@@ -12,6 +12,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
 from codegen.ir.tiling import Accumulator, Form, Part, Tiling
 from codegen.sass.qualification import Assembler, AssemblerChoice
+from codegen.target.device_model import DeviceModel, device_for
 
 JOB_FORMAT = 1
 """Format of a job's options, layers, tilings and launches in the ledger, written by whoever submits it.
@@ -80,11 +81,13 @@ class BuildOptions:
     """Whether tilings come from tuning records where there are some."""
     assembler: AssemblerChoice = "auto"
     """Requested assembler; auto assembles directly where that is qualified, else with ptxas."""
+    gpus: tuple[str, ...] = ()
+    """GPUs to be fast on; an architecture with none of them is compiled for its typical one."""
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
         """Reads what `to_json` wrote."""
-        return BuildOptions(**{**value, "archs": tuple(value["archs"])})
+        return BuildOptions(**{**value, "archs": tuple(value["archs"]), "gpus": tuple(value.get("gpus", ()))})
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -98,7 +101,12 @@ class BuildOptions:
             "code_limit_bytes": self.code_limit_bytes,
             "tuning": self.tuning,
             "assembler": self.assembler,
+            "gpus": list(self.gpus),
         }
+
+    def device(self, arch: str) -> DeviceModel:
+        """The GPU that predictions and tilings for an architecture are made for."""
+        return device_for(arch, self.gpus)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class LayerForecast:
     """CPU time of ptxas for missing cubins and skeletons, as if no other layer shared them."""
     assembler_seconds: float
     """CPU time of the direct assembler for missing cubins."""
-    kernel_microseconds: float
-    """Predicted kernel time on an H200, at the batch of the options."""
+    kernel_microseconds: tuple[float, ...]
+    """Predicted kernel time on the GPU of each of the architectures, at the batch of the options."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,14 @@ class ModelForecast:
     layers: tuple[LayerForecast, ...]
     coverage: Coverage
 
-    def of_arch(self, arch: str) -> tuple[LayerForecast, ...]:
-        """Layers compiled for an architecture, in graph order."""
-        return tuple(layer for layer in self.layers if arch in layer.archs)
+    def code_bytes(self, arch: str) -> int:
+        """Predicted machine code of all layers for an architecture."""
+        return sum(layer.code_bytes for layer in self.layers if arch in layer.archs)
+
+    def kernel_microseconds(self, arch: str) -> float:
+        """Predicted kernel time of all layers on the GPU of an architecture."""
+        times = (dict(zip(layer.archs, layer.kernel_microseconds, strict=True)) for layer in self.layers)
+        return sum(of_arch.get(arch, 0.0) for of_arch in times)
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ def forecast(
         asked = requests[job.id, build.id]
         kernels = [of_cubin[request.key] for request in asked if request.key not in there]
         batch, density = job.options.batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
+        divided = tiled(build.spec, build.tiling)
         return LayerForecast(
             build=build,
             archs=build.archs(job.options),
@@ -137,7 +143,10 @@ def forecast(
             code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(build.archs(job.options)),
             ptxas_seconds=_ptxas_seconds(kernels),
             assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
-            kernel_microseconds=predict_microseconds(tiled(build.spec, build.tiling), batch, density),
+            kernel_microseconds=tuple(
+                predict_microseconds(divided, batch, density, device=job.options.device(arch))
+                for arch in build.archs(job.options)
+            ),
         )
 
     return Forecast(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -17,9 +17,6 @@ from farm.reports.zero_map import ZeroMap, zero_map
 from farm.store.contract import Store
 from farm.tuning.book import key_of, own_and_shared
 from farm.tuning.record import TuningRecord, plain_arch
-
-MODEL_GPU = "H200"
-"""The GPU of the cost model."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,8 @@ class Variant:
     archs: tuple[str, ...]
     results: tuple[BuildResult, ...]
     """Cubins so far, in the order of architectures and parts."""
-    time: KernelTime
+    times: Mapping[str, KernelTime]
+    """By architecture."""
 
     def results_for(self, arch: str) -> tuple[BuildResult, ...]:
         """Results per part, for parts that have ended."""
@@ -68,6 +66,10 @@ class LayerReport:
                 return variant
         raise KeyError(arch)
 
+    def time_for(self, arch: str) -> KernelTime:
+        """Time of one launch. Raises KeyError for an architecture outside the job."""
+        return self.for_arch(arch).times[arch]
+
 
 @dataclass(frozen=True)
 class JobReport:
@@ -81,13 +83,13 @@ class JobReport:
 
     def total_microseconds(self, arch: str) -> float:
         """Sum of all layers' times at the job's batch."""
-        return sum(layer.for_arch(arch).time.microseconds for layer in self.layers)
+        return sum(layer.time_for(arch).microseconds for layer in self.layers)
 
     def arch_groups(self) -> list[tuple[str, ...]]:
         """Groups of architectures with equal kernel times, in the job's order."""
         groups: dict[tuple[KernelTime, ...], list[str]] = {}
         for arch in self.detail.job.options.archs:
-            groups.setdefault(tuple(layer.for_arch(arch).time for layer in self.layers), []).append(arch)
+            groups.setdefault(tuple(layer.time_for(arch) for layer in self.layers), []).append(arch)
         return [tuple(group) for group in groups.values()]
 
 
@@ -116,21 +118,22 @@ def _weights(store: Store, build: Build) -> Weights | None:
 
 def _variant(detail: JobDetail, build: Build, weights: Weights | None, records: Sequence[TuningRecord]) -> Variant:
     archs, results = build.archs(detail.job.options), tuple(detail.results_of(build))
-    return Variant(build, archs, results, _time(detail, build, weights, records))
+    times = {arch: _time(detail, build, arch, weights, records) for arch in archs}
+    return Variant(build, archs, results, times)
 
 
-def _time(detail: JobDetail, build: Build, weights: Weights | None, records: Sequence[TuningRecord]) -> KernelTime:
+def _time(
+    detail: JobDetail, build: Build, arch: str, weights: Weights | None, records: Sequence[TuningRecord]
+) -> KernelTime:
     options = detail.job.options
     batch = options.batch * (build.rows or LIKELY_ROWS)
-    for choice in build.choices:
-        if choice.gpu and weights is not None:
-            nonzeros = weights.nonzeros_per_output
-            key = key_of(choice.arch, build.spec, batch, nonzeros, options.accumulate, options.optimisation)
-            if key.batch_band != batch:
-                break  # it was measured at another batch
-            keys = own_and_shared(key)
-            for record in records:
-                if record.key in keys and (record.gpu, record.tiling) == (choice.gpu, build.tiling):
-                    return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
-    density = build.nonzeros / build.spec.weights_count
-    return KernelTime(predict_microseconds(tiled(build.spec, build.tiling), batch, density), MODEL_GPU, measured=False)
+    gpus = [choice.gpu for choice in build.choices if choice.arch == arch and choice.gpu]
+    if gpus and weights is not None:
+        key = key_of(arch, build.spec, batch, weights.nonzeros_per_output, options.accumulate, options.optimisation)
+        keys = own_and_shared(key) if key.batch_band == batch else ()  # otherwise measured at another batch
+        for record in records:
+            if record.key in keys and record.gpu in gpus and record.tiling == build.tiling:
+                return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
+    divided, density = tiled(build.spec, build.tiling), build.nonzeros / build.spec.weights_count
+    device = options.device(arch)
+    return KernelTime(predict_microseconds(divided, batch, density, device=device), device.name, measured=False)

@@ -16,6 +16,7 @@ from codegen.kernels.geometry import geometry_of
 from codegen.selection.choose import accumulator_of, bands_of, choose_tiling, misfit_of
 from codegen.selection.ranking import Ranking, ranking_of
 from codegen.target.arch import has_clusters
+from codegen.target.device_model import DeviceModel
 from farm.jobs.model import BuildOptions, TilingChoice
 from farm.tuning.record import TuningKey, TuningRecord, plain_arch
 
@@ -108,20 +109,22 @@ class TuningBook:
         TilingError if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
-        of_model: dict[bool, Tiling] = {}
+        of_model: dict[tuple[bool, DeviceModel], Tiling] = {}
         for arch in options.archs:
             tuned = self._find(arch, spec, batch, nonzeros, options)
             note = ""
             if tuned is not None:
                 record, tiling = tuned
-                note = misfit_of(spec, tiling, nonzeros, code_limit_bytes=options.code_limit_bytes)
+                note = misfit_of(
+                    spec, tiling, nonzeros, options.device(arch), code_limit_bytes=options.code_limit_bytes
+                )
                 if not note:
                     found.append((tiling, TilingChoice(arch, record.gpu)))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
-            clusters = has_clusters(arch)
-            if clusters not in of_model:
-                of_model[clusters] = choose_tiling(
+            kind = clusters, device = has_clusters(arch), options.device(arch)
+            if kind not in of_model:
+                of_model[kind] = choose_tiling(
                     spec,
                     batch,
                     nonzeros,
@@ -129,9 +132,10 @@ class TuningBook:
                     accumulate=options.accumulate,
                     code_limit_bytes=options.code_limit_bytes,
                     clusters=clusters,
+                    device=device,
                     ranking=self.ranking,
                 )
-            found.append((of_model[clusters], TilingChoice(arch, note=note)))
+            found.append((of_model[kind], TilingChoice(arch, note=note)))
         return found
 
     def _find(

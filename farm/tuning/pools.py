@@ -8,6 +8,7 @@ from codegen.ir.layer_spec import LayerSpec, is_pooled
 from codegen.ir.tiling import Tiling
 from codegen.kernels import tiled
 from codegen.selection.cost_model import pool_microseconds, predict_microseconds
+from codegen.target.device_model import DeviceModel
 from farm.jobs.model import BuildOptions
 from farm.tuning.book import TuningBook
 
@@ -29,11 +30,12 @@ def pooled_where_faster(layer: Layer, book: TuningBook, options: BuildOptions) -
     except TilingError:  # no tiling covers whole windows, or none fits at all
         return layer
     density = layer.weights.nonzeros / layer.spec.weights_count
-    pool = pool_microseconds(joined.spec, options.batch) if is_pooled(joined.spec) else 0.0
+    devices = [options.device(arch) for arch in options.archs]
+    pools = [pool_microseconds(joined.spec, options.batch, each) for each in devices] if is_pooled(joined.spec) else []
     # A record's tiling may be far from the model's best; take the lower prediction of both tilings.
-    apart = min(_microseconds(layer.spec, each, options.batch, density) for each in (before, after))
-    apart += len(before) * pool
-    together = _microseconds(joined.spec, after, options.batch, density)
+    apart = min(_microseconds(layer.spec, each, devices, options.batch, density) for each in (before, after))
+    apart += sum(pools)
+    together = _microseconds(joined.spec, after, devices, options.batch, density)
     if before != after:
         return joined if apart >= OTHER_TILING_GAIN * together else layer
     return joined if apart >= GAIN * together or apart - together >= MIN_MICROSECONDS * len(before) else layer
@@ -45,5 +47,8 @@ def _tilings(layer: Layer, book: TuningBook, options: BuildOptions) -> list[Tili
     return [tiling for tiling, _ in found]
 
 
-def _microseconds(spec: LayerSpec, tilings: list[Tiling], batch: int, density: float) -> float:
-    return sum(predict_microseconds(tiled(spec, each), batch, density) for each in tilings)
+def _microseconds(
+    spec: LayerSpec, tilings: list[Tiling], devices: list[DeviceModel], batch: int, density: float
+) -> float:
+    each = zip(tilings, devices, strict=True)
+    return sum(predict_microseconds(tiled(spec, tiling), batch, density, device=device) for tiling, device in each)

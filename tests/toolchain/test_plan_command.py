@@ -45,7 +45,10 @@ def test_a_plan_starts_no_process_and_leaves_nothing_in_the_store(
     assert sum({layer["name"]: layer["share_of_weights"] for layer in model["layers"]}.values()) == pytest.approx(
         coverage["share_of_weights"]
     )
-    assert all(layer["predicted_kernel_microseconds"] > 1 for layer in model["layers"])
+    assert model["gpus"] == {"sm_80": "A100", "sm_90": "H200"}
+    for layer in model["layers"]:
+        assert list(layer["predicted_kernel_microseconds"]) == layer["archs"]
+        assert min(layer["predicted_kernel_microseconds"].values()) > 1
     total = document["total"]
     assert (total["cubins_to_make"], total["cubins_in_store"], total["templates_in_store"]) == (6, 0, 0)
     assert min(total[f"predicted_{what}"] for what in ("code_bytes", "nvcc_seconds", "ptxas_seconds")) > 0
@@ -79,10 +82,28 @@ def test_a_plan_names_a_layer_once_and_tells_its_tilings_apart_by_architecture(
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["plan", "lenet5.onnx", "--arch", "sm_80,sm_90"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()[1:]
-    fc1 = lines[2:4]  # sm_80 has no clusters
+    first = next(i for i, line in enumerate(lines) if line.startswith("fc1"))
+    fc1 = lines[first : first + 2]  # sm_80 has no clusters
     assert [line[head.index("ARCHS") :].split()[0] for line in fc1] == ["80", "90"]
     assert [line.startswith("fc1") for line in fc1] == [True, False]
     assert fc1[1][: head.index("ARCHS")].strip() == ""
+
+
+def test_a_plan_says_which_gpu_it_predicts_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "lenet5.onnx", "--arch", "rtx4090,sm_80,sm_90,sm_75", "--gpu", "a30"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("predicted for")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "predicted for RTX 4090 (sm_89), scaled from H200 by data sheet",
+        "predicted for A30 (sm_80), scaled from H200 by data sheet",
+        "predicted for H200 (sm_90's typical GPU)",
+        "predicted for T4 (sm_75's typical GPU), scaled from H200 by data sheet",
+    ]
+    assert len({line.partition("kernels ")[2] for line in lines}) == 4
+
+
+def test_a_gpu_of_an_architecture_that_is_not_compiled_for_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "lenet5.onnx", "--arch", "sm_80", "--gpu", "rtx4090"]) != 0
+    assert "RTX 4090 has another architecture: add --arch sm_89" in capsys.readouterr().err
 
 
 def test_the_tools_files_say_of_them_what_they_say_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from codegen.errors import ArchError
 from codegen.target.arch import check_archs, has_clusters, runs_on, virtual_arch
-from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, gpu_key, minimum_driver
+from codegen.target.device_model import gpu_key
+from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, minimum_driver
 from codegen.toolchain.tools import Toolchain
 from farm.reports.architectures import architectures
 

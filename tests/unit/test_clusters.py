@@ -233,8 +233,7 @@ def test_each_architecture_has_the_tiling_that_it_can_run() -> None:
     spec = DEEP["256 x 14 x 14"]
     options = BuildOptions(("sm_80", "sm_90", "sm_120"), batch=1)
     older, hopper, blackwell = [tiling for tiling, _ in NO_RECORDS.tilings(spec, 1, tenth(spec), options)]
-    assert older.cluster == 1 < hopper.cluster
-    assert hopper == blackwell
+    assert older.cluster == 1 < min(hopper.cluster, blackwell.cluster)
 
 
 def test_kernels_with_clusters_are_made_of_their_own_ptx() -> None:

@@ -21,7 +21,9 @@ from codegen.ir.checkpoint import Layer
 from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, Linear, SkippedLayer
 from codegen.kernels import tiled
 from codegen.selection.cost_model import predict_microseconds
+from codegen.target.device_model import typical_device
 from farm.jobs.model import Outcome
+from farm.reports.job_report import KernelTime
 from farm.reports.zero_map import MAX_COLUMNS, MAX_ROWS, zero_map
 from farm.tuning.book import TuningBook, key_of
 from farm.tuning.record import TuningRecord
@@ -125,22 +127,33 @@ def test_times_are_measured_where_a_record_gave_the_tiling_and_predicted_elsewhe
     found = record(tuned, 64)
     yard.ledger.tuning.put(found)
     both = reported(yard, tuned, layer("conv2", SMALLER), book=TuningBook.of([found]))
-    on_90, on_80 = both.layers[0].for_arch("sm_90"), both.layers[0].for_arch("sm_80")
-    assert (on_90.time.microseconds, on_90.time.gpu, on_90.time.measured) == (4.5, "NVIDIA H200", True)
-    build = on_80.build
+    assert both.layers[0].time_for("sm_90") == KernelTime(4.5, "NVIDIA H200", measured=True)
+    build = both.layers[0].for_arch("sm_80").build
     density = build.nonzeros / build.spec.weights_count
-    assert on_80.time.microseconds == predict_microseconds(tiled(build.spec, build.tiling), 64, density)
-    assert not on_80.time.measured
+    time = predict_microseconds(tiled(build.spec, build.tiling), 64, density, device=typical_device("sm_80"))
+    assert both.layers[0].time_for("sm_80") == KernelTime(time, "A100", measured=False)
     assert both.arch_groups() == [("sm_80",), ("sm_90",)]
     page = Words(report_page(both)).text
-    assert "1 of 2 measured on NVIDIA H200, others predicted" in page
+    assert "1 of 2 measured on NVIDIA H200, others predicted for H200" in page
+    assert "Predicted for A100" in page
+
+
+def test_a_measured_time_counts_for_its_own_architecture_only(yard: Farmyard) -> None:
+    tuned = layer("conv1")
+    found, older = record(tuned, 64), replace(record(tuned, 64), gpu="NVIDIA A100-SXM4-80GB", cold_microseconds=9.5)
+    older = replace(older, key=replace(older.key, arch="sm_80"))
+    yard.ledger.tuning.put(found)
+    yard.ledger.tuning.put(older)
+    both = reported(yard, tuned, book=TuningBook.of([found, older]))
+    assert len(both.layers[0].variants) == 1  # one tiling
+    assert [both.layers[0].time_for(arch).microseconds for arch in ("sm_80", "sm_90")] == [9.5, 4.5]
 
 
 def test_a_record_without_the_residual_counts_as_measured(yard: Farmyard) -> None:
     found = record(layer("conv1"), 64)
     yard.ledger.tuning.put(found)
     added = layer("conv1", replace(SMALL, epilogue=(AddResidual(),)))
-    time = reported(yard, added, book=TuningBook.of([found])).layers[0].for_arch("sm_90").time
+    time = reported(yard, added, book=TuningBook.of([found])).layers[0].time_for("sm_90")
     assert (time.microseconds, time.measured) == (4.5, True)
 
 
@@ -150,7 +163,7 @@ def test_a_record_of_another_batch_size_is_no_measurement(yard: Farmyard) -> Non
     yard.ledger.tuning.put(found)
     other = reported(yard, tuned, batch=50, book=TuningBook.of([found]))
     assert other.layers[0].for_arch("sm_90").build.tiling == found.tiling
-    assert not other.layers[0].for_arch("sm_90").time.measured
+    assert not other.layers[0].time_for("sm_90").measured
 
 
 def test_hostile_names_are_text_on_the_page(yard: Farmyard) -> None:

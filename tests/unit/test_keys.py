@@ -53,6 +53,7 @@ from codegen.keys import (
 from codegen.sass.qualification import Assembler
 from codegen.selection.question import RankingQuestion
 from codegen.source_digest import cuda_code, python_code
+from codegen.target.device_model import typical_device
 from tests.samples import clear_code_digests
 
 TEMPLATE = TemplateKey(
@@ -306,6 +307,7 @@ def test_each_ingredient_of_a_patch_template_changes_its_key(change: dict[str, A
         {"accumulate": "float16"},
         {"clusters": False},
         {"tables": False},
+        {"device": typical_device("sm_80")},
     ],
     ids=lambda change: next(iter(change)),
 )

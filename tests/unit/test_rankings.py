@@ -16,6 +16,8 @@ from codegen.ir.tiling import Tiling
 from codegen.selection.choose import choose_tiling
 from codegen.selection.question import RankingQuestion
 from codegen.selection.ranking import ranking_of
+from codegen.target.arch import has_clusters
+from codegen.target.device_model import typical_device
 from farm.api import Farm
 from farm.errors import StoreDeniedError, StoreError
 from farm.jobs.model import BuildOptions
@@ -64,9 +66,18 @@ def kept(store: Store) -> list[Record]:
 def test_a_choice_is_made_once_and_kept(worked_out: list[LayerSpec]) -> None:
     store = MemoryStore()
     first = chosen(KeptRankings(store))
-    assert worked_out == [SMALL, SMALL]  # for architectures with clusters and for those without
+    assert worked_out == [SMALL, SMALL]  # for the GPU of each architecture
     assert chosen(KeptRankings(store)) == first
     assert len(worked_out) == len(kept(store)) == 2
+
+
+def test_another_gpu_has_a_ranking_of_its_own_and_the_same_one_shares_it(worked_out: list[LayerSpec]) -> None:
+    rankings = KeptRankings(MemoryStore())
+    chosen(rankings)
+    chosen(rankings, options=replace(OPTIONS, gpus=("A30",)))
+    assert len(worked_out) == 3
+    chosen(rankings, options=replace(OPTIONS, gpus=("A100", "H200")))
+    assert len(worked_out) == 3
 
 
 def test_the_checkpoints_of_a_sweep_share_it_and_other_bands_do_not(worked_out: list[LayerSpec]) -> None:
@@ -88,7 +99,10 @@ def test_the_checkpoints_of_a_sweep_share_it_and_other_bands_do_not(worked_out: 
 def test_a_kept_ranking_chooses_what_the_cost_model_chooses(spec: LayerSpec, batch: int) -> None:
     store, of = MemoryStore(), layer(spec=spec)
     nonzeros = of.weights.nonzeros_per_output
-    by_model = [choose_tiling(spec, batch, nonzeros, clusters=clusters) for clusters in (False, True)]
+    by_model = [
+        choose_tiling(spec, batch, nonzeros, clusters=has_clusters(arch), device=typical_device(arch))
+        for arch in OPTIONS.archs
+    ]
     for _ in range(2):
         assert chosen(KeptRankings(store), of, replace(OPTIONS, batch=batch)) == by_model
 

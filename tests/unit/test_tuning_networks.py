@@ -12,6 +12,7 @@ from codegen.ir.checkpoint import Layer, Pool
 from codegen.ir.layer_spec import Conv2d, LayerSpec, MaxPool
 from codegen.ir.tiling import Tiling
 from codegen.sass.qualification import Assembler
+from codegen.target.device_model import REFERENCE
 from farm.cuda.measure.workload import NONZERO_BYTES, Case, Choice, model_cases
 from farm.tuning.book import TuningBook, tuned_spec
 from farm.tuning.search.candidates import ParallelRanker, Unranked, serial_ranker
@@ -50,7 +51,7 @@ def test_the_layer_that_takes_most_of_the_networks_time_comes_first() -> None:
 
 
 def test_layers_are_ranked_side_by_side_as_in_turn() -> None:
-    layers = [Unranked.of(case, "sm_90", "float32") for case in cases(1, 64)]
+    layers = [Unranked.of(case, "sm_90", "float32", REFERENCE) for case in cases(1, 64)]
     assert list(ParallelRanker(2)(layers)) == list(serial_ranker(layers))
 
 

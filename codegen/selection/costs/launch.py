@@ -9,7 +9,9 @@ from functools import cached_property
 from codegen.ir.tiling import Order
 from codegen.kernels import AnyTiled
 from codegen.kernels.workload import Workload
+from codegen.selection.costs.scaling import multiply_add_slots
 from codegen.selection.costs.stream import Stream
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,17 @@ class PlannedLaunch:
     """The order of the blocks."""
     known_stream: Stream | None = field(default=None, repr=False)
     """The stream at this density, if the caller has it."""
+    device: DeviceModel = REFERENCE
 
     @cached_property
     def stream(self) -> Stream:
         return self.known_stream or Stream.of(self.workload, self.density)
+
+    @cached_property
+    def issue_slots(self) -> float:
+        """Issue slots of a warp: a multiply-add may take two, in the second of which other instructions issue."""
+        slots = multiply_add_slots(self.device, self.layer.spec.data_type)
+        return max(self.stream.instructions, slots * self.stream.multiply_adds)
 
     @property
     def workload(self) -> Workload:

@@ -15,14 +15,9 @@ from codegen.kernels import AnyTiled
 from codegen.kernels.register_budget import allocated
 from codegen.selection import coefficients
 from codegen.selection.coefficients import StreamCoefficients
-from codegen.selection.costs.h200 import (
-    CLOCKS_PER_MICROSECOND,
-    GPC_MULTIPROCESSORS,
-    ISSUE_PER_CLOCK,
-    multiprocessors_for,
-    resident_blocks,
-)
 from codegen.selection.costs.launch import PlannedLaunch
+from codegen.selection.costs.occupancy import multiprocessors_for, resident_blocks
+from codegen.selection.costs.scaling import ISSUE_PER_CLOCK, clocks_per_microsecond, scaled_stream
 from codegen.selection.costs.stream import norm, registers_of
 from codegen.selection.partial_sectors import split_sectors
 
@@ -78,14 +73,16 @@ def direct_global_microseconds(planned: PlannedLaunch) -> float:
 
 
 def _coefficients(planned: PlannedLaunch) -> StreamCoefficients:
-    return coefficients.OF_FLOAT16 if planned.layer.spec.data_type == "float16" else coefficients.OF_FLOAT32
+    half = planned.layer.spec.data_type == "float16"
+    return scaled_stream(coefficients.OF_FLOAT16 if half else coefficients.OF_FLOAT32, planned.device)
 
 
 def _through_shared_memory(planned: PlannedLaunch, of: StreamCoefficients) -> InputPath:
     layer, workload = planned.layer, planned.workload
     stages = layer.tiling.stages
     # Copies through registers are under way for one chunk only, however many stages there are.
-    through_registers = layer.spec.data_type != "float32" and not layer.pairing.whole_words
+    asynchronous = planned.device.multiprocessor.async_copies
+    through_registers = not asynchronous or (layer.spec.data_type != "float32" and not layer.pairing.whole_words)
     # More stages gain nothing for packed sums with those of float32, and take registers, which these are short of.
     deep = stages > 2 and not workload.packed_sums and not through_registers
     return InputPath(
@@ -116,14 +113,14 @@ class _Waves:
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         followed = 1 if planned.by_place else x * y
         streams = min(groups, blocks, math.ceil(blocks * self.multiprocessors / followed))
-        issue = stream.instructions * warps * blocks / ISSUE_PER_CLOCK
+        issue = planned.issue_slots * warps * blocks / ISSUE_PER_CLOCK
         loads = (stream.loads * workload.conflicts + workload.exchanged) * warps * blocks * path.load_clocks
         # Streams of several blocks wait for their code at the same time.
         fetch = _fetch_clocks(stream.code * streams, of, apart=planned.by_place) / math.sqrt(streams)
         if cold_clocks is not None:
             fetch = max(fetch, cold_clocks(stream.code * streams))
         copies = stream.chunks * (path.copy_clocks + path.chunk_copy_clocks * blocks) / path.ahead
-        together = norm((issue, loads, fetch, stream.instructions * of.warp_clocks, copies), of.overlap)
+        together = norm((issue, loads, fetch, planned.issue_slots * of.warp_clocks, copies), of.overlap)
         if blocks == 1 and warps >= LONE_BLOCK_WARPS:
             together *= of.lone_block
         barriers = stream.chunks * path.barrier_clocks
@@ -135,9 +132,9 @@ def stream_microseconds(planned: PlannedLaunch, path: InputPath | None = None) -
     layer, workload, of = planned.layer, planned.workload, _coefficients(planned)
     path = path or _through_shared_memory(planned, of)
     cluster = layer.tiling.cluster
-    multiprocessors = multiprocessors_for(cluster)
+    multiprocessors = multiprocessors_for(planned.device, cluster)
     registers = min(allocated(registers_of(workload)), workload.most_registers // 8 * 8)
-    resident = resident_blocks(planned.warps, registers, layer.launch.shared_bytes)
+    resident = resident_blocks(planned.device, planned.warps, registers, layer.launch.shared_bytes)
     x, y, groups = planned.grid
     blocks_per_group = x * y
     blocks = blocks_per_group * groups
@@ -156,7 +153,7 @@ def stream_microseconds(planned: PlannedLaunch, path: InputPath | None = None) -
         exchanged = 4 * workload.sums * workload.threads * math.ceil(blocks / multiprocessors)
         clocks += of.exchange_clocks * (full_waves + 1) + exchanged / of.exchanged_per_clock
     l2 = (blocks * path.tile_bytes + planned.batch * workload.output_bytes) / of.l2_bytes_per_microsecond
-    terms = (clocks / CLOCKS_PER_MICROSECOND, l2, _dram_microseconds(planned, path, of))
+    terms = (clocks / clocks_per_microsecond(planned.device), l2, _dram_microseconds(planned, path, of))
     return norm(terms, of.memory_overlap) + of.launch_microseconds
 
 
@@ -174,7 +171,7 @@ def _cold_clocks(planned: PlannedLaunch, of: StreamCoefficients, first: int) -> 
         return lambda code: code / of.cold_per_clock
     x, y, groups = planned.grid
     # Different streams in one GPC: multiprocessors beside each other follow one, or one each.
-    beside = GPC_MULTIPROCESSORS * first
+    beside = planned.device.multiprocessor.per_gpc * first
     different = min(groups, beside if planned.by_place else max(planned.layer.tiling.cluster, beside / (x * y)))
     prefetched_per_clock = of.prefetched_per_clock / (1 + (different - 1) / of.streams_to_halve)
 

@@ -6,15 +6,10 @@ import math
 
 from codegen.kernels.table_conv2d import threads_of, tile_of
 from codegen.kernels.table_linear import table_bytes
-from codegen.selection.costs.h200 import (
-    BLOCK_RESERVED_BYTES,
-    CLOCKS_PER_MICROSECOND,
-    MOST_WARPS,
-    MULTIPROCESSORS,
-    RESIDENT_SHARED_BYTES,
-    multiprocessors_for,
-)
 from codegen.selection.costs.launch import PlannedLaunch
+from codegen.selection.costs.occupancy import blocks_by_shared, multiprocessors_for
+from codegen.selection.costs.scaling import clocks_per_microsecond, dram_ratio, l2_ratio
+from codegen.target.device_model import REFERENCE
 
 TABLE_BYTES_PER_MICROSECOND, TABLE_BYTES_AGAIN = 4.2e6, 4.7e6
 """Bytes of a linear layer's table per microsecond from DRAM, and then from the L2 cache: fitted, with the next two, to
@@ -31,28 +26,30 @@ the tile on its way there, and the wait for a wave of blocks, a launch or a clus
 
 def table_linear_microseconds(planned: PlannedLaunch) -> float:
     """The time of one launch of table_linear: the table comes once from DRAM, for blocks of further rows from L2."""
-    layer, workload = planned.layer, planned.workload
+    layer, workload, device = planned.layer, planned.workload, planned.device
     x, _, groups = planned.grid
     table = table_bytes(layer, planned.density * layer.spec.weights_count)
     inputs = x * groups * workload.tile_bytes + planned.batch * workload.output_bytes
-    moved = table / TABLE_BYTES_PER_MICROSECOND + ((x - 1) * table + inputs) / TABLE_BYTES_AGAIN
-    images, here = layer.tiling.images, math.ceil(x * groups / MULTIPROCESSORS)
+    from_dram = table / (TABLE_BYTES_PER_MICROSECOND * dram_ratio(device))
+    from_l2 = ((x - 1) * table + inputs) / (TABLE_BYTES_AGAIN * l2_ratio(device))
+    images, here = layer.tiling.images, math.ceil(x * groups / device.multiprocessors)
     spread = SPREAD_MICROSECONDS * layer.geometry.channels * images**2 * here if images > 1 else 0.0
-    return moved + spread + TABLE_MICROSECONDS
+    slower = clocks_per_microsecond(REFERENCE) / clocks_per_microsecond(device)
+    return from_dram + from_l2 + spread * slower + TABLE_MICROSECONDS
 
 
 def table_conv2d_microseconds(planned: PlannedLaunch) -> float:
     """The time of one launch of table_conv2d: per weight one access to shared memory a position, and half of one."""
-    layer, density = planned.layer, planned.density
+    layer, density, device = planned.layer, planned.density, planned.device
     tile, tiling = tile_of(layer), layer.tiling
     x, y, streams = planned.grid
-    here = math.ceil(x * y * streams / multiprocessors_for(tiling.cluster))
-    by_shared = RESIDENT_SHARED_BYTES // (layer.launch.shared_bytes + BLOCK_RESERVED_BYTES)
-    resident = max(1, min(MOST_WARPS * 32 // threads_of(layer), by_shared))
+    here = math.ceil(x * y * streams / multiprocessors_for(device, tiling.cluster))
+    by_shared = blocks_by_shared(device, layer.launch.shared_bytes)
+    resident = max(1, min(device.multiprocessor.warps * 32 // threads_of(layer), by_shared))
     weights = (
         density * layer.spec.weights_count / layer.geometry.output_channels / tiling.cluster * tiling.group_outputs
     )
     accesses = weights * (tiling.rows + 0.5) * max(tile.lanes / 32, 0.25 + tile.lanes / 32 / 2)
     clocks = TILE_ACCESS_CLOCKS * accesses + TILE_COPY_CLOCKS * planned.workload.tile_bytes
     waits = TILE_WAVE_MICROSECONDS * (math.ceil(here / resident) + 1 + (tiling.cluster > 1))
-    return here * clocks / CLOCKS_PER_MICROSECOND + waits
+    return here * clocks / clocks_per_microsecond(device) + waits

@@ -142,6 +142,7 @@ def benchmark_work(
             toolchain,
             facts.arch,
             plan.optimisation,
+            gpu=facts.name,
             with_ptx=plan.with_ptx,
             book=TuningBook.of(records, shipped_records()) if plan.tuning else NO_RECORDS,
             assembler=plan.assembler,

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     toolchain = known_toolchain(find_toolchain(settings.nvcc, settings.ptxas), store)
     with Device() as device:
         book = TuningBook.of([], shipped_records())  # a cluster's machine has no ledger
-        with KernelPool(settings, store, toolchain, device.arch, book=book) as pool:
+        with KernelPool(settings, store, toolchain, device.arch, gpu=device.facts.name, book=book) as pool:
             gpu = TorchGpu((stream := device.new_stream()).handle)
             for case in operator_cases(names, Choice((int(batch),), (float(sparsity),))):
                 _profile(case, device, pool, gpu, stream)

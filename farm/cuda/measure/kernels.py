@@ -84,12 +84,13 @@ class KernelPool:
         arch: str,
         optimisation: int = 3,
         *,
+        gpu: str = "",
         with_ptx: bool = False,
         book: TuningBook = NO_RECORDS,
         assembler: AssemblerChoice = "ptxas",
         qualifications: Qualifications = NO_QUALIFICATIONS,
     ) -> None:
-        """`book` has the tuning records to take tilings from, where a layer has one.
+        """`gpu`: its name, if it is not the architecture's typical one. `book`: tuning records to take tilings from.
 
         `qualifications` say which layers the assembler `auto` assembles directly, as for `farm compile`.
         """
@@ -97,6 +98,7 @@ class KernelPool:
         self._store = store
         self._toolchain = toolchain
         self._arch = arch
+        self._gpu = gpu
         self._optimisation = optimisation
         self._book = book
         self._with_ptx = with_ptx
@@ -160,7 +162,7 @@ class KernelPool:
     ) -> BuiltLayer:
         spec, nonzeros = case.spec, case.weights.nonzeros_per_output
         try:
-            options = BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation)
+            options = self._options(accumulate)
             choice = TilingChoice(self._arch)
             if tiling is None:
                 [(tiling, choice)] = self._book.tilings(spec, case.images, nonzeros, options)
@@ -177,13 +179,17 @@ class KernelPool:
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
         density = case.weights.nonzeros / spec.weights_count
-        predicted = predict_microseconds(tiled(spec, tiling), case.images, density, cold=False)
+        device = self._options(accumulate).device(self._arch)
+        predicted = predict_microseconds(tiled(spec, tiling), case.images, density, device=device, cold=False)
         kernels = tuple((cubin, each.launch) for cubin, each in zip(cubins, made, strict=True))
         facts = {**_facts(tiling, made), "tiling_of": choice.gpu or "model"}
         facts["machine_instructions"] = sum(machine_instructions(cubin) for cubin, _ in kernels)
         if self._with_ptx:
             facts |= self._ptx_facts(key, case, parts)
         return BuiltLayer(tiling, kernels, predicted, facts)
+
+    def _options(self, accumulate: Accumulator) -> BuildOptions:
+        return BuildOptions((self._arch,), accumulate=accumulate, optimisation=self._optimisation, gpus=(self._gpu,))
 
     def _ptx_facts(self, template_key: str, case: Case, parts: Sequence[Part]) -> dict[str, int]:
         """Facts about the rewritten PTX, which is made again because the store keeps only cubins."""

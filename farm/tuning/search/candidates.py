@@ -15,6 +15,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.selection.choose import ranked_tilings
 from codegen.target.arch import has_clusters
+from codegen.target.device_model import DeviceModel
 from farm.cuda.measure.workload import Case
 from farm.executors.processes import end_with_parent
 
@@ -29,12 +30,12 @@ class Unranked:
     """Non-zeros per output channel [K]."""
     accumulate: Accumulator
     clusters: bool
+    device: DeviceModel
 
     @staticmethod
-    def of(case: Case, arch: str, accumulate: Accumulator) -> Unranked:
-        return Unranked(
-            case.spec, case.images, case.weights.nonzeros_per_output, accumulate, clusters=has_clusters(arch)
-        )
+    def of(case: Case, arch: str, accumulate: Accumulator, device: DeviceModel) -> Unranked:
+        nonzeros = case.weights.nonzeros_per_output
+        return Unranked(case.spec, case.images, nonzeros, accumulate, has_clusters(arch), device)
 
 
 Ranker = Callable[[Sequence[Unranked]], Iterable[tuple[Tiling, ...]]]
@@ -62,4 +63,6 @@ class ParallelRanker:
 
 
 def _ranked(layer: Unranked) -> tuple[Tiling, ...]:
-    return ranked_tilings(layer.spec, layer.images, layer.nonzeros, layer.accumulate, clusters=layer.clusters)
+    return ranked_tilings(
+        layer.spec, layer.images, layer.nonzeros, layer.accumulate, clusters=layer.clusters, device=layer.device
+    )

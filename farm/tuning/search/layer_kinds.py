@@ -13,6 +13,7 @@ from codegen.selection.choose import choose_parts, misfit_of
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
+from codegen.target.device_model import DeviceModel, device_for
 from farm.cuda.measure.workload import Case
 from farm.tuning.book import key_of, related
 from farm.tuning.record import TuningKey, TuningRecord
@@ -35,6 +36,7 @@ class Kind:
     """Names of the other layers."""
     ranked: tuple[Tiling, ...]
     """Candidates in order, the cost model's choice first; empty if no tiling fits."""
+    device: DeviceModel
     microseconds: float
     """Predicted total time of these layers with the first candidate."""
     build_seconds: float
@@ -88,15 +90,21 @@ def kinds_of(
     optimisation: int,
     assembler_of: AssemblerOf,
     ranker: Ranker = serial_ranker,
+    *,
+    gpu: str = "",
 ) -> list[Kind]:
-    """Kinds of layers, by the key of their records; the largest predicted share of GPU time first."""
+    """Kinds of layers, by the key of their records; the largest predicted share of GPU time first.
+
+    `gpu`: name of the GPU, if not the architecture's typical one.
+    """
+    device = device_for(arch, [gpu])
     of_key: dict[TuningKey, list[Case]] = {}
     for case in cases:
         key = key_of(arch, case.spec, case.images, case.weights.nonzeros_per_output, accumulate, optimisation)
         of_key.setdefault(key, []).append(case)
-    ranked = ranker([Unranked.of(alike[0], arch, accumulate) for alike in of_key.values()])
+    ranked = ranker([Unranked.of(alike[0], arch, accumulate, device) for alike in of_key.values()])
     kinds = [
-        _kind(key, alike, found, optimisation, assembler_of)
+        _kind(key, alike, found, device, optimisation, assembler_of)
         for (key, alike), found in zip(of_key.items(), ranked, strict=True)
     ]
     shares = dict(zip(kinds, shares_of(kinds), strict=True))
@@ -108,7 +116,7 @@ def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
     case = kind.case
     nonzeros = case.weights.nonzeros_per_output
     known = (tiling for _, tiling in related(records, kind.key))
-    fitting = [tiling for tiling in dict.fromkeys(known) if not misfit_of(case.spec, tiling, nonzeros)]
+    fitting = [tiling for tiling in dict.fromkeys(known) if not misfit_of(case.spec, tiling, nonzeros, kind.device)]
     ranked = (*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])
     return replace(kind, ranked=tuple(dict.fromkeys(ranked)))
 
@@ -128,7 +136,12 @@ def part_of(kinds: Sequence[Kind]) -> float:
 
 
 def _kind(
-    key: TuningKey, cases: Sequence[Case], found: Sequence[Tiling], optimisation: int, assembler_of: AssemblerOf
+    key: TuningKey,
+    cases: Sequence[Case],
+    found: Sequence[Tiling],
+    device: DeviceModel,
+    optimisation: int,
+    assembler_of: AssemblerOf,
 ) -> Kind:
     case, *alike = cases
     spec, nonzeros = case.spec, case.weights.nonzeros_per_output
@@ -138,9 +151,10 @@ def _kind(
     ranked[BY_PLACE:BY_PLACE] = spread(tables)[:TABLES]
     also = tuple(each.key.operator for each in alike if each.key.operator != case.key.operator)
     if not ranked:
-        return Kind(key, case, also, (), 0.0, 1.0)
+        return Kind(key, case, also, (), device, 0.0, 1.0)
     first = ranked[0]
-    once = predict_microseconds(tiled(spec, first), case.images, case.weights.nonzeros / spec.weights_count)
+    density = case.weights.nonzeros / spec.weights_count
+    once = predict_microseconds(tiled(spec, first), case.images, density, device=device)
     streams = stream_instructions(spec, first, nonzeros)
     seconds = nvcc_seconds(spec, first) or 0.0
     if assembler_of(spec, first) == "direct":
@@ -148,7 +162,7 @@ def _kind(
     else:
         parts = [slice(part.first, part.end) for part in choose_parts(spec, first, nonzeros)]
         seconds += sum(ptxas_seconds(spec, float(streams[part].sum()), optimisation) for part in parts)
-    return Kind(key, case, also, tuple(ranked), once * len(cases), seconds)
+    return Kind(key, case, also, tuple(ranked), device, once * len(cases), seconds)
 
 
 def _in_both_orders(spec: LayerSpec, tilings: Sequence[Tiling]) -> list[Tiling]:

@@ -208,14 +208,16 @@ def tune_on(
     known = tuple(known)
     kinds = [
         led_by_records(kind, (*known, *shipped))
-        for kind in kinds_of(cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of, ranker)
+        for kind in kinds_of(
+            cases, rig.arch, plan.accumulate, plan.optimisation, builder.assembler_of, ranker, gpu=rig.gpu
+        )
     ]
     records = {record.key: record for record in known if record.gpu == rig.gpu}
     yield Started(rig.gpu, len(kinds))
     todo = []
     for kind in kinds:
         record = records.get(kind.key)
-        if record and not plan.force and _suffices(record, kind.case):
+        if record and not plan.force and _suffices(record, kind):
             yield Outcome(*_names(kind), record, known=True)
         elif not kind.ranked:
             yield Outcome(*_names(kind), None, reason="no tiling fits it")
@@ -242,10 +244,11 @@ def _over(clock: Callable[[], float], deadline: float) -> bool:
     return clock() >= deadline
 
 
-def _suffices(record: TuningRecord, case: Case) -> bool:
+def _suffices(record: TuningRecord, kind: Kind) -> bool:
     """Whether a record makes tuning unnecessary: chosen by cold times, with a tiling that fits the weights."""
     chosen_so = record.cold_microseconds is not None
-    return chosen_so and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_output)
+    case = kind.case
+    return chosen_so and not misfit_of(case.spec, record.tiling, case.weights.nonzeros_per_output, kind.device)
 
 
 def _tuned(searching: Generator[Attempt, None, Found], kind: Kind, gpu: str) -> Iterator[TuningEvent]:
