@@ -49,8 +49,6 @@ MOST_RANK = 16
 MOST_TENSOR_BYTES = 2**33
 """Largest tensor of one image."""
 MOST_FILE_BYTES = 2**32
-MOST_GLUE_BYTES = 2**20
-"""Largest glue.ptx, which C searches for each launch."""
 MOST_SHARED_BYTES = 2**20
 MOST_THREADS = 1024
 MOST_INT = 2**31 - 1
@@ -337,8 +335,6 @@ class _Reader:
         path = line.word()
         if not _PATH.fullmatch(path):
             raise ValueError("a path that leaves the bundle")
-        if path == GLUE and size > MOST_GLUE_BYTES:
-            raise ValueError(f"more bytes than {GLUE} may have")
         self.files[path] = size
 
     def _layer(self, line: _Line) -> None:

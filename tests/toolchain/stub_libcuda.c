@@ -11,6 +11,7 @@
 
 #define MOST_LETTERS 32 /* of a kernel: as many arguments as the runtimes give */
 #define MOST_BYTES ((size_t)1 << 26) /* of memory */
+#define ALIGNMENT 256 /* of memory, before which its size is kept */
 
 typedef struct function {
     char name[256], letters[MOST_LETTERS + 1];
@@ -24,6 +25,7 @@ typedef struct {
 } module;
 
 static int handles;
+static size_t allocated_bytes;
 
 static FILE *log_file(void) {
     static FILE *file;
@@ -60,18 +62,24 @@ int cuGetErrorName(int error, const char **name) {
 }
 
 int cuMemAlloc_v2(uint64_t *address, size_t bytes) {
-    void *memory;
+    char *memory;
     if (fails("cuMemAlloc_v2")) return 222;
-    if (bytes > MOST_BYTES) return 2;
-    memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
-    memset(memory, 0, bytes);
-    *address = (uint64_t)(uintptr_t)memory;
+    if (bytes > MOST_BYTES - allocated_bytes) return 2;
+    memory = aligned_alloc(ALIGNMENT, (bytes + 2 * ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+    memset(memory, 0, ALIGNMENT + bytes);
+    memcpy(memory, &bytes, sizeof bytes);
+    allocated_bytes += bytes;
+    *address = (uint64_t)(uintptr_t)memory + ALIGNMENT;
     say("alloc %llx %llu\n", *address, bytes);
     return 0;
 }
 int cuMemFree_v2(uint64_t address) {
+    char *memory = (char *)(uintptr_t)address - ALIGNMENT;
+    size_t bytes;
     say("free %llx\n", address, 0);
-    free((void *)(uintptr_t)address);
+    memcpy(&bytes, memory, sizeof bytes);
+    allocated_bytes -= bytes;
+    free(memory);
     return 0;
 }
 int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { memcpy((void *)(uintptr_t)to, from, bytes); return 0; }
@@ -149,6 +157,8 @@ int cuFuncSetAttribute(function *of, int attribute, int value) {
 int cuModuleGetFunction(function **found, module *loaded, const char *name) {
     char start[300];
     const char *entry;
+    for (*found = loaded->functions; *found; *found = (*found)->next)
+        if (strcmp((*found)->name, name) == 0) return 0;
     *found = calloc(1, sizeof **found);
     (*found)->next = loaded->functions;
     loaded->functions = *found;

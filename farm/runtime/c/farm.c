@@ -279,23 +279,22 @@ static int load_kernels(farm_bundle *bundle, const farm_members *members) {
 }
 
 /* Whether a glue kernel has the parameters for a step's arguments. */
-static int takes(const char *ptx, const farm_step *each) {
+static int takes(const farm_entry *entries, size_t count, const farm_step *each) {
     char kinds[MOST_ARGUMENTS + 1] = {0};
     int i;
     for (i = 0; i < each->count; i++) {
         char kind = each->arguments[i].kind;
         kinds[i] = kind == 'n' || kind == 'd' ? 'd' : kind == 'f' ? 'f' : 'p';
     }
-    return farm_takes(ptx, each->kernel, kinds);
+    return farm_takes(entries, count, each->kernel, kinds);
 }
 
-static int find_functions(farm_bundle *bundle, const char *ptx) {
+static int find_functions(farm_bundle *bundle, const farm_entry *entries, size_t count) {
     int i;
-    TRY(driver(load_image(&bundle->glue, ptx), "cuModuleLoadData of glue.ptx"));
     for (i = 0; i < bundle->plan.step_count; i++) {
         const farm_step *each = &bundle->plan.steps[i];
         if (each->layer >= 0) continue;
-        if (!takes(ptx, each))
+        if (!takes(entries, count, each))
             return farm_fail("%s has no kernel %s with the plan's arguments. Fetch the bundle again", GLUE_FILE, each->kernel);
         DRIVER(cuModuleGetFunction(&bundle->steps[i].function, bundle->glue, each->kernel));
     }
@@ -305,15 +304,19 @@ static int find_functions(farm_bundle *bundle, const char *ptx) {
 /* Loads the kernels between the layers. */
 static int load_glue(farm_bundle *bundle, const farm_members *members) {
     char *ptx;
+    farm_entry *entries = NULL;
+    size_t count;
     int i = 0, failed;
     bundle->steps = zeroed(bundle->plan.step_count, sizeof *bundle->steps);
     if (!bundle->steps) return -1;
     while (i < bundle->plan.step_count && bundle->plan.steps[i].layer >= 0) i++;
     if (i == bundle->plan.step_count) return 0;
     TRY(farm_read_member(members, &bundle->plan.files[bundle->plan.glue_file], &ptx));
-    failed = find_functions(bundle, ptx);
+    failed = driver(load_image(&bundle->glue, ptx), "cuModuleLoadData of glue.ptx") != 0 ||
+             farm_read_entries(ptx, &entries, &count) != 0 || find_functions(bundle, entries, count) != 0;
+    free(entries);
     free(ptx);
-    return failed;
+    return failed ? -1 : 0;
 }
 
 static int load_constants(farm_bundle *bundle, const farm_members *members) {

@@ -188,10 +188,7 @@ static int read_file(line *at) {
     TRY(word(at, &path));
     file->path = path;
     if (strcmp(path, CONSTANTS_FILE) == 0) plan->constants_file = plan->file_count - 1;
-    if (strcmp(path, GLUE_FILE) == 0) {
-        if (file->bytes > MOST_GLUE_BYTES) return wrong(at, "more bytes than " GLUE_FILE " may have");
-        plan->glue_file = plan->file_count - 1;
-    }
+    if (strcmp(path, GLUE_FILE) == 0) plan->glue_file = plan->file_count - 1;
     return farm_is_member_path(path) ? 0 : wrong(at, "a path that leaves the bundle");
 }
 

@@ -25,7 +25,6 @@
 #define MOST_IMAGES ((int64_t)1 << 30)
 #define MOST_TENSOR_BYTES ((int64_t)1 << 33) /* of one image; with all images below 2^63 */
 #define MOST_FILE_BYTES ((int64_t)1 << 32)
-#define MOST_GLUE_BYTES ((size_t)1 << 20) /* each launch searches it */
 #define MOST_SHARED_BYTES ((int64_t)1 << 20)
 #define MOST_THREADS 1024
 
