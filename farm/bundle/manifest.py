@@ -298,11 +298,15 @@ class LaunchEntry(Entry):
 
 
 def _derived(name: str, tag: str, kind: type[Any], **others: Any) -> type[Strict]:
-    """The JSON object of one of codegen's dataclasses: `tag` says which, the other members are its fields."""
+    """The JSON object of one of codegen's dataclasses: `tag` says which, the other members are its fields.
+
+    Those of `others` are not optional.
+    """
     types = get_type_hints(kind) | others
     fields: dict[str, Any] = {tag: (Literal[name], ...)}
     for each in dataclasses.fields(kind):
-        fields[each.name] = types[each.name], ... if each.default is dataclasses.MISSING else each.default
+        is_required = each.default is dataclasses.MISSING or each.name in others
+        fields[each.name] = types[each.name], ... if is_required else each.default
     made: type[Strict] = create_model(name, __base__=Strict, **fields)
     return made
 
@@ -412,9 +416,9 @@ def read_manifest(data: bytes) -> Manifest:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
-        raise ManifestError(_line(f"{where}: {first['msg'].removeprefix('Value error, ')}")) from None
+        raise ManifestError(one_line(f"{where}: {first['msg'].removeprefix('Value error, ')}")) from None
     except ValueError as error:
-        raise ManifestError(_line(str(error))) from None
+        raise ManifestError(one_line(str(error))) from None
 
 
 def read_layers(entries: Sequence[Mapping[str, Any]]) -> tuple[LayerEntry, ...]:
@@ -463,7 +467,7 @@ def _distinct(what: str, names: Sequence[str]) -> None:
     _check(len({*names}) == len(names), f"two {what} are the same")
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
     """Text of an untrusted file as one printable line."""
     shown = printable(text)
     return shown if len(shown) <= _MOST_REASON else f"{shown[:_MOST_REASON]}..."

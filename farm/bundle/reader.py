@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codegen.errors import CheckpointError
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec
 from codegen.target.arch import arch_number, runs_on
@@ -19,6 +20,7 @@ from farm.bundle.manifest import (
     PtxEntry,
     RuntimeFile,
     is_whole,
+    one_line,
     read_manifest,
 )
 from farm.bundle.members import MANIFEST, Member, open_members
@@ -136,7 +138,12 @@ class Bundle:
             )
         from codegen.frontend.onnx.export.network import read_network
 
-        return read_network(self._members.read(_member(self.manifest.network)), self.constants)
+        data, constants = self._members.read(_member(self.manifest.network)), self.constants
+        try:
+            return read_network(data, constants)
+        except CheckpointError as error:
+            reason = one_line(str(error))
+            raise BundleError(f"{self.path}: {NETWORK} is damaged: {reason}. Fetch the bundle again") from None
 
     def cubin(self, cubin: Cubin) -> bytes:
         """A file's bytes, for cuModuleLoadData. Raises BundleError if it is missing or damaged."""

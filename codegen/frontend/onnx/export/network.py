@@ -19,7 +19,8 @@ from codegen.frontend.onnx.export.residual_graph import (
     interface_of,
     tensor_of,
 )
-from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS
+from codegen.frontend.onnx.graph.library_errors import model_errors
+from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, text
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TensorProto
@@ -62,15 +63,24 @@ class Network:
 def read_network(data: bytes, beside: bytes = b"") -> Network:
     """Reads an exported network; `beside` are the bytes of the file named to `with_constants_beside`.
 
-    Raises CheckpointError for sparse attributes, and for constants outside that file.
+    Raises CheckpointError for anything but an exported network, sparse attributes, and constants outside that file.
     """
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _read_network(data, beside)
+    except (DecodeError, KeyError, TypeError, *model_errors()) as error:
+        raise CheckpointError(f"it is not a network that farm exported ({error})") from error
+
+
+def _read_network(data: bytes, beside: bytes) -> Network:
     import onnx
 
     model = onnx.load_model_from_string(data)
     inputs, outputs = interface_of(data)
     return Network(
         tuple(_node(node) for node in model.graph.node),
-        {tensor.name: _constant(tensor, beside) for tensor in model.graph.initializer},
+        {text(tensor.name): _constant(tensor, beside) for tensor in model.graph.initializer},
         inputs,
         outputs,
         max(each.version for each in model.opset_import if each.domain in ONNX_DOMAINS),
@@ -128,8 +138,12 @@ def _node(node: NodeProto) -> NetworkNode:
             continue  # no supported operator has a sub-graph
         elif attribute.type == attribute.SPARSE_TENSOR:
             raise CheckpointError(f"{node.op_type} {node.name} has a sparse constant: export it as a dense one")
-        attributes[attribute.name] = value
+        attributes[text(attribute.name)] = value
     is_layer = node.domain == LAYER_DOMAIN and node.op_type == LAYER_OPERATOR
-    operator = node.op_type if is_layer or node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"
+    operator = text(node.op_type)
+    if not is_layer and node.domain not in ONNX_DOMAINS:
+        operator = f"{text(node.domain)}.{operator}"
     layer = str(attributes.pop("layer")) if is_layer else ""
-    return NetworkNode(operator, node.name, tuple(node.input), tuple(node.output), attributes, layer)
+    return NetworkNode(
+        operator, text(node.name), tuple(map(text, node.input)), tuple(map(text, node.output)), attributes, layer
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.graph.constants import Constants
 from codegen.frontend.onnx.graph.library_errors import serialized
+from codegen.frontend.onnx.graph.nodes import text
 from codegen.frontend.onnx.graph.shape_propagation import Tensor as Known
 from codegen.ir.checkpoint import Layer
 
@@ -147,8 +148,8 @@ def tensor_of(value: ValueInfoProto) -> Tensor:
     from onnx import helper
 
     tensor = value.type.tensor_type
-    shape = tuple(each.dim_value or each.dim_param or None for each in tensor.shape.dim)
-    return Tensor(value.name, helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
+    shape = tuple(each.dim_value or text(each.dim_param) or None for each in tensor.shape.dim)
+    return Tensor(text(value.name), helper.tensor_dtype_to_np_dtype(tensor.elem_type).name, shape)
 
 
 def layer_node(layer: Layer, output: str) -> NodeProto:
