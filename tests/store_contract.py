@@ -13,7 +13,7 @@ from threading import Barrier
 import pytest
 
 from farm.errors import StoreError
-from farm.store.contract import Store, blob_digest
+from farm.store.contract import RecordName, Store, blob_digest
 
 KEY = "0f" * 32
 RECORD = f"v1/ac/cubin/{KEY[:2]}/{KEY}.json"
@@ -63,9 +63,9 @@ class StoreContract:
             lambda: store.get_record("cubin", name),
             lambda: store.put_record("cubin", name, {}),
             lambda: store.is_damaged(name),
-            lambda: store.remove_blob(name, 0),
+            lambda: store.remove_blobs([name], 0),
             lambda: store.remove_damaged(name),
-            lambda: store.remove_record("cubin", name),
+            lambda: store.remove_records([RecordName("cubin", name)]),
         ):
             with pytest.raises(ValueError, match="not a name"):
                 call()
@@ -75,7 +75,7 @@ class StoreContract:
         with pytest.raises(ValueError, match="not a name"):
             store.put_record(stage, KEY, {})
         with pytest.raises(ValueError, match="not a name"):
-            store.remove_record(stage, KEY)
+            store.remove_records([RecordName(stage, KEY)])
 
     @pytest.mark.parametrize("beginning", ["..", "/", "AB", "a" * 65, "*", "a\n"])
     def test_a_beginning_that_no_digest_has_is_refused(self, store: Store, beginning: str) -> None:
@@ -109,17 +109,18 @@ class StoreContract:
     def test_what_was_removed_is_gone_and_can_be_put_again(self, store: Store) -> None:
         digest = store.put(b"data")
         store.put_record("cubin", KEY, {"cubin": digest})
-        assert store.remove_blob(digest, 0)
-        assert not store.remove_blob(digest, 0)
-        store.remove_record("cubin", KEY)
-        store.remove_record("cubin", KEY)
+        assert store.remove_blobs([digest, "ab" * 32], 0) == {digest}
+        assert not store.remove_blobs([digest], 0)
+        assert not store.remove_blobs([], 0)
+        store.remove_records([RecordName("cubin", KEY)])
+        store.remove_records([RecordName("cubin", KEY)])
         assert (store.get(digest), store.get_record("cubin", KEY)) == (None, None)
         assert list(store.blobs()) == list(store.records()) == []
         assert store.get(store.put(b"data")) == b"data"
 
     def test_what_was_used_of_late_is_not_removed(self, store: Store) -> None:
         digest = store.put(b"data")
-        assert not store.remove_blob(digest, 3600)
+        assert not store.remove_blobs([digest], 3600)
         assert store.get(digest) == b"data"
 
     def test_a_right_blob_is_not_taken_for_damaged(self, store: Store) -> None:
@@ -227,9 +228,9 @@ class SharedStoreContract(StoreContract):
         with pytest.raises(StoreError, match="read-only"):
             store.put_record("cubin", KEY, {})
         for removal in (
-            lambda: store.remove_blob(digest, 0),
+            lambda: store.remove_blobs([digest], 0),
             lambda: store.remove_damaged(digest),
-            lambda: store.remove_record("cubin", KEY),
+            lambda: store.remove_records([RecordName("cubin", KEY)]),
         ):
             with pytest.raises(StoreError, match="read-only here: unset FARM_READ_ONLY to remove something"):
                 removal()
@@ -281,7 +282,7 @@ class AgingStoreContract(SharedStoreContract):
             ask(place.open())
             [blob] = place.open().blobs()
             assert blob.age_seconds < 60
-            assert not place.open().remove_blob(digest, 3600)
+            assert not place.open().remove_blobs([digest], 3600)
 
     def test_an_old_blob_is_removed_or_found_whole_by_whoever_asks_at_that_moment(self, place: FolderPlace) -> None:
         for _ in range(50):
@@ -295,7 +296,7 @@ class AgingStoreContract(SharedStoreContract):
 
             def collect(digest: str = digest, together: Barrier = together, store: Store = stores[1]) -> bool:
                 together.wait()
-                return store.remove_blob(digest, 3600)
+                return bool(store.remove_blobs([digest], 3600))
 
             with ThreadPoolExecutor(2) as pool:
                 used, collected = pool.submit(use), pool.submit(collect)

@@ -9,7 +9,7 @@ from farm.errors import UsageError
 from farm.ledger import Ledger, References
 from farm.maintenance.exclusive import Exclusive
 from farm.maintenance.inventory import Entry, Inventory, Tell, read_inventory, tell_nobody
-from farm.store.contract import FRESH_SECONDS, GRACE_SECONDS, Store
+from farm.store.contract import FRESH_SECONDS, GRACE_SECONDS, RecordName, Store
 
 COLLECTION = "store garbage collection"
 """Name of its lease."""
@@ -140,12 +140,12 @@ def _collect(store: Store, ledger: Ledger, limits: Limits, tell: Tell) -> Sweep:
     chosen = choose_garbage(inventory, ledger.retention.references(), limits)
     for count, entry in enumerate(chosen.records):
         tell("records removed", count)
-        store.remove_record(entry.stored.stage, entry.stored.key)
+        store.remove_records([RecordName(entry.stored.stage, entry.stored.key)])
     referred = ledger.retention.references().blobs
     removed: list[str] = []
     for digest in chosen.blobs:
         tell("blobs removed", len(removed))
-        if digest not in referred and store.remove_blob(digest, limits.grace_seconds):
+        if digest not in referred and store.remove_blobs([digest], limits.grace_seconds):
             removed.append(digest)
     leftover_bytes = store.remove_leftovers(limits.grace_seconds)
     spared = set(chosen.blobs) - set(removed)

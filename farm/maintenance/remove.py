@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from farm.errors import BlobLostError, NotFoundError, UsageError
 from farm.ledger import Ledger
-from farm.store.contract import Store
+from farm.store.contract import RecordName, Store
 
 MIN_DIGITS = 4
 """Fewest hex digits of a prefix; fewer are likely a typing error."""
@@ -68,7 +68,7 @@ def remove_cached(store: Store, ledger: Ledger, prefix: str, *, force: bool = Fa
             "farm db prune forgets old jobs"
         )
     if found.stage == "blob":
-        store.remove_blob(found.name, 0)
+        store.remove_blobs([found.name], 0)
     else:
-        store.remove_record(found.stage, found.name)
+        store.remove_records([RecordName(found.stage, found.name)])
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from farm.maintenance.inventory import READERS, Tell, read_entries, tell_nobody
-from farm.store.contract import Store, StoredBlob
+from farm.store.contract import RecordName, Store, StoredBlob
 
 _BATCH = 64
 """Blobs checked together; each may have a hundred megabytes."""
@@ -40,7 +40,7 @@ def scrub(store: Store, *, repair: bool = False, tell: Tell = tell_nobody) -> It
         unusable = entry.record is None or entry.unsigned
         if unusable and any(each.stage == stored.stage for each in store.records(stored.key)):
             if repair:
-                store.remove_record(stored.stage, stored.key)
+                store.remove_records([RecordName(stored.stage, stored.key)])
             yield Damage(stored.stage, stored.key, stored.size_bytes, repair, entry.unsigned)
     count = 0
     listed = store.blobs()

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 Record = Mapping[str, Any]
 """Plain JSON values."""
@@ -23,6 +23,13 @@ GRACE_SECONDS = 86_400.0
 """Time since its last use for which a blob or record is not garbage, even if nothing refers to it."""
 FRESH_SECONDS = 3_600.0
 """Age below which reading a blob does not refresh it, which usually saves a write."""
+
+
+class RecordName(NamedTuple):
+    """The name of an action record."""
+
+    stage: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -118,14 +125,14 @@ class Store(Protocol):
     def is_damaged(self, digest: str) -> bool:
         """Whether the blob exists and its bytes do not match its digest; this does not refresh its age."""
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or read within that time; returns whether it did."""
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Removes the blobs that were neither written nor read within that time, and returns them."""
 
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is still damaged; returns whether it did."""
 
-    def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record if it exists."""
+    def remove_records(self, records: Sequence[RecordName]) -> None:
+        """Removes those action records that exist."""
 
     def remove_leftovers(self, unused_seconds: float) -> int:
         """Removes unfinished files of killed writers that are older than that; returns their size in bytes."""

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from farm.errors import StoreError
 from farm.store.contract import (
     FRESH_SECONDS,
     Record,
+    RecordName,
     StoredBlob,
     StoredRecord,
     blob_digest,
@@ -96,17 +97,22 @@ class DiskStore:
         data = self._read(self._blob(digest))
         return data is not None and blob_digest(data) != digest
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or read within that time; returns whether it did."""
-        return self._remove(self._blob(digest), lambda path: _age_seconds(path) >= unused_seconds)
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Removes the blobs that were neither written nor read within that time, and returns them."""
+
+        def is_old(path: Path) -> bool:
+            return _age_seconds(path) >= unused_seconds
+
+        return frozenset(digest for digest in digests if self._remove(self._blob(digest), is_old))
 
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is damaged; returns whether it did."""
         return self._remove(self._blob(digest), lambda path: blob_digest(path.read_bytes()) != digest)
 
-    def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record if it exists."""
-        self._remove(self._record(stage, key), lambda _: True)
+    def remove_records(self, records: Sequence[RecordName]) -> None:
+        """Removes those action records that exist."""
+        for stage, key in records:
+            self._remove(self._record(stage, key), lambda _: True)
 
     def remove_leftovers(self, unused_seconds: float) -> int:
         """Removes unfinished files of killed writers that are older than that; returns their size in bytes."""

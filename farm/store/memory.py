@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from farm.store.contract import Record, StoredBlob, StoredRecord, blob_digest, check_name, check_prefix
+from farm.store.contract import Record, RecordName, StoredBlob, StoredRecord, blob_digest, check_name, check_prefix
 
 
 class MemoryStore:
@@ -77,23 +77,26 @@ class MemoryStore:
         check_name("blob", digest)
         return digest in self._blobs and blob_digest(self._blobs[digest]) != digest
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or read within that time; returns whether it did."""
-        check_name("blob", digest)
-        if digest not in self._blobs or time.time() - self._used[digest] < unused_seconds:
-            return False
-        del self._blobs[digest], self._used[digest]
-        return True
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Removes the blobs that were neither written nor read within that time, and returns them."""
+        for digest in digests:
+            check_name("blob", digest)
+        now = time.time()
+        old = frozenset(each for each in digests if each in self._blobs and now - self._used[each] >= unused_seconds)
+        for digest in old:
+            del self._blobs[digest], self._used[digest]
+        return old
 
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is damaged; returns whether it did."""
-        return self.is_damaged(digest) and self.remove_blob(digest, 0)
+        return self.is_damaged(digest) and bool(self.remove_blobs([digest], 0))
 
-    def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record if it exists."""
-        check_name(stage, key)
-        self._records.pop((stage, key), None)
-        self._recorded.pop((stage, key), None)
+    def remove_records(self, records: Sequence[RecordName]) -> None:
+        """Removes those action records that exist."""
+        for name in records:
+            check_name(*name)
+            self._records.pop(name, None)
+            self._recorded.pop(name, None)
 
     def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - Store has it
         """Removes nothing: memory has no unfinished files."""

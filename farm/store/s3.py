@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from farm.errors import NoBucketError, StoreDeniedError, StoreError, StoreUnavai
 from farm.store.contract import (
     FRESH_SECONDS,
     Record,
+    RecordName,
     StoredBlob,
     StoredRecord,
     blob_digest,
@@ -31,6 +32,9 @@ PARTS_AT_ONCE = 4
 ATTEMPTS = 9
 """Attempts per request. Between them boto3's standard mode waits a random time of up to 0.05, 0.1, 0.2 ... 6.4 s, or of
 up to 1, 2, 4 ... 20 s if the server is busy."""
+DELETED_AT_ONCE = 1000
+"""Objects deleted in one request: S3's limit."""
+HEADS_AT_ONCE = 8
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 60.0
 BODY_ATTEMPTS = 3
@@ -38,7 +42,7 @@ BODY_ATTEMPTS = 3
 
 
 _DENIED = {"AccessDenied", "ExpiredToken", "InvalidToken", "RequestTimeTooSkewed", "TokenRefreshRequired"}
-_BUSY = {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
+_BUSY = {"InternalError", "RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
 _WRITTEN_BY_OTHERS = {"PreconditionFailed", "ConditionalRequestConflict", "NoSuchUpload"}
 """NoSuchUpload: boto3 repeated the completion of an upload, since the first answer was lost."""
 
@@ -140,28 +144,38 @@ class S3Store:
         found = self._read(self._blob(digest))
         return found is not None and blob_digest(found.data) != digest
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob unless it was written or read within that time; returns whether it did."""
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Removes the blobs that were neither written nor read within that time, and returns them."""
         self._check_removal()
-        key = self._blob(digest)
-        found = self._head(key)
-        if found is None or _age_seconds(found["LastModified"]) < unused_seconds:
-            return False
-        self._delete(key)
-        return True
+        keys = [self._blob(digest) for digest in digests]
+
+        def is_old(key: str) -> bool:
+            found = self._head(key)
+            return found is not None and _age_seconds(found["LastModified"]) >= unused_seconds
+
+        removed: set[str] = set()
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            batch = keys[first : first + DELETED_AT_ONCE]
+            with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
+                old = [key for key, goes in zip(batch, pool.map(is_old, batch), strict=True) if goes]
+            self._delete(old)
+            removed.update(key.rpartition("/")[2] for key in old)
+        return frozenset(removed)
 
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is damaged; returns whether it did."""
         self._check_removal()
         if not self.is_damaged(digest):
             return False
-        self._delete(self._blob(digest))
+        self._delete([self._blob(digest)])
         return True
 
-    def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record if it exists."""
+    def remove_records(self, records: Sequence[RecordName]) -> None:
+        """Removes those action records that exist."""
         self._check_removal()
-        self._delete(self._record(stage, key))
+        keys = [self._record(stage, key) for stage, key in records]
+        for first in range(0, len(keys), DELETED_AT_ONCE):
+            self._delete(keys[first : first + DELETED_AT_ONCE])
 
     def remove_leftovers(self, unused_seconds: float) -> int:  # noqa: ARG002 - Store has it
         """Removes nothing: the bucket's lifecycle rule removes unfinished uploads."""
@@ -226,9 +240,15 @@ class S3Store:
         if self._read_only:
             raise StoreError(f"the store {self.describe()} is read-only here: unset FARM_READ_ONLY to remove something")
 
-    def _delete(self, key: str) -> None:
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Deletes up to DELETED_AT_ONCE objects in one request; those that do not exist are no error."""
+        if not keys:
+            return
         with self._errors("written"):
-            self._client.delete_object(Bucket=self._bucket, Key=key)
+            objects = [{"Key": key} for key in keys]
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            for error in answer.get("Errors", []):
+                raise self._client.exceptions.ClientError({"Error": error}, "DeleteObjects")
 
     def _read(self, key: str) -> _Object | None:
         from botocore.exceptions import HTTPClientError, IncompleteReadError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from farm.errors import StoreDeniedError, UsageError
 from farm.signing import Keyring, Signature
-from farm.store.contract import Record, Store, StoredBlob, StoredRecord
+from farm.store.contract import Record, RecordName, Store, StoredBlob, StoredRecord
 
 RECORD_TYPE = "application/vnd.sparse-compile-farm.action-record+json"
 SIGNATURE = "signature"
@@ -74,17 +74,17 @@ class SignedStore:
         """See Store."""
         return self.unchecked.is_damaged(digest)
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
         """See Store."""
-        return self.unchecked.remove_blob(digest, unused_seconds)
+        return self.unchecked.remove_blobs(digests, unused_seconds)
 
     def remove_damaged(self, digest: str) -> bool:
         """See Store."""
         return self.unchecked.remove_damaged(digest)
 
-    def remove_record(self, stage: str, key: str) -> None:
+    def remove_records(self, records: Sequence[RecordName]) -> None:
         """See Store."""
-        self.unchecked.remove_record(stage, key)
+        self.unchecked.remove_records(records)
 
     def remove_leftovers(self, unused_seconds: float) -> int:
         """See Store."""

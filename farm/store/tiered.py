@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from farm.errors import StoreError, StoreUnavailableError
-from farm.store.contract import Record, Store, StoredBlob, StoredRecord
+from farm.store.contract import Record, RecordName, Store, StoredBlob, StoredRecord
 
 
 class TieredStore:
@@ -69,21 +69,20 @@ class TieredStore:
         """Whether the far store's blob is damaged. A damaged copy in the near store is replaced when it is read."""
         return self._far.is_damaged(digest)
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
-        """Removes a blob, and its copy here, unless it was written or read within that time; returns whether it did."""
-        removed = self._far.remove_blob(digest, unused_seconds)
-        if removed:
-            with suppress(StoreError):
-                self._near.remove_blob(digest, 0)
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Removes the blobs that were neither written nor read within that time, here too, and returns them."""
+        removed = self._far.remove_blobs(digests, unused_seconds)
+        with suppress(StoreError):
+            self._near.remove_blobs(sorted(removed), 0)
         return removed
 
     def remove_damaged(self, digest: str) -> bool:
         """Removes the far store's blob if it is damaged; returns whether it did."""
         return self._far.remove_damaged(digest)
 
-    def remove_record(self, stage: str, key: str) -> None:
-        """Removes an action record if it exists."""
-        self._far.remove_record(stage, key)
+    def remove_records(self, records: Sequence[RecordName]) -> None:
+        """Removes those action records that exist."""
+        self._far.remove_records(records)
 
     def remove_leftovers(self, unused_seconds: float) -> int:
         """Removes unfinished files of the far store; the near one trims itself."""

@@ -55,6 +55,8 @@ def test_every_right_is_on_the_prefix_alone() -> None:
         if statement["Action"] == ["s3:ListBucket"]:
             assert statement["Condition"] == {"StringLikeIfExists": {"s3:prefix": "farm/v1/*"}}
             assert statement["Resource"] == ["arn:aws:s3:::farm-bucket"]
+        elif statement["Action"] == ["s3:DeleteObject"]:
+            assert statement["Resource"] == ["arn:aws:s3:::farm-bucket", "arn:aws:s3:::farm-bucket/farm/v1/*"]
         else:
             assert all(place.startswith("arn:aws:s3:::farm-bucket/farm/v1/") for place in statement["Resource"])
 

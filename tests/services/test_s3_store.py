@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from farm.errors import NoBucketError, StoreDeniedError, StoreUnavailableError
 from farm.jobs.model import BuildOptions, Status
 from farm.maintenance.gc import Limits, collect_garbage
 from farm.store import open_store
-from farm.store.contract import Store, blob_digest
+from farm.store.contract import RecordName, Store, blob_digest
 from farm.store.disk import DiskStore
 from farm.store.s3 import S3Store
 from farm.store.tiered import TieredStore
@@ -181,6 +182,30 @@ def test_garbage_is_collected_and_what_was_asked_for_since_is_not(
     assert [entry.stored.key for entry in done.records] == [KEY]
     assert done.blobs == (gone,)
     assert {blob.digest for blob in store.blobs()} == {kept}
+
+
+def test_a_thousand_blobs_or_records_are_removed_by_one_request(ceph: Ceph, bucket: str, behind: Any) -> None:
+    store, requests = S3Store(bucket, "team/a", endpoint=ceph.endpoint), list[str]()
+    with ThreadPoolExecutor(8) as pool:
+        digests = list(pool.map(store.put, (b"%d" % i for i in range(1001))))
+    store.put_record("cubin", KEY, {})
+    store._client.meta.events.register("before-call.s3", lambda model, **_: requests.append(model.name))
+    assert store.remove_blobs(digests, 3600) == frozenset()
+    assert "DeleteObjects" not in requests
+    assert store.remove_blobs([*digests, KEY], 0) == set(digests)
+    store.remove_records([RecordName("cubin", KEY), RecordName("cubin", "ab" * 32)])
+    assert [name for name in requests if name.startswith("Delete")] == ["DeleteObjects"] * 3
+    assert not names(behind, bucket)
+
+
+def test_a_removal_that_the_server_refuses_is_an_error(ceph: Ceph, bucket: str, behind: Any) -> None:
+    store = S3Store(bucket, endpoint=ceph.endpoint)
+    digest = store.put(b"data")
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject", "Resource": f"arn:aws:s3:::{bucket}/*"}
+    behind.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
+    with pytest.raises(StoreDeniedError, match=r"may not be written \(AccessDenied\)"):
+        store.remove_blobs([digest], 0)
+    assert store.get(digest) == b"data"
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(

@@ -16,6 +16,7 @@ from farm.jobs.model import BuildOptions, NewSubmission, Outcome, TilingChoice
 from farm.jobs.submission import new_job
 from farm.reports.explanation import NOTHING_ALIKE, Explanation, explain
 from farm.scheduler.coordinator import Coordinator
+from farm.store.contract import RecordName
 from farm.worker.cache_lookup import CUBIN_STAGE
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
@@ -162,7 +163,7 @@ def test_a_hit_whose_maker_is_forgotten_says_so(farm: Explained) -> None:
 def test_a_cubin_that_the_store_lost_is_no_riddle(farm: Explained) -> None:
     first = farm.compile(FIRST)
     [result, *_] = farm.ledger.results(first)
-    farm.store.remove_record(CUBIN_STAGE, result.cubin_key)
+    farm.store.remove_records([RecordName(CUBIN_STAGE, result.cubin_key)])
     again = farm.compile(replace(FIRST, name="again", digest="12" * 32))
     found = {each.arch: each for each in farm.explain(again, "conv1")}
     assert found["sm_90"].outcome is Outcome.HIT

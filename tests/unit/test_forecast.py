@@ -67,7 +67,7 @@ def test_what_a_job_has_built_is_found_in_the_store_unless_the_store_is_not_beli
     ] * 2
     assert found(yard.store, recache=True).cubins_there == 0
     [blob, *_] = [each.digest for each in yard.store.blobs() if each.size_bytes == 64]
-    yard.store.remove_blob(blob, 0)
+    yard.store.remove_blobs([blob], 0)
     lost = found(yard.store)
     assert lost.templates_there + lost.cubins_there == 3  # a record without its blob counts as none
     yard.ledger.close()

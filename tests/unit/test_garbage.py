@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,9 +195,9 @@ class SlowStore(DiskStore):
         super().__init__(root)
         self.before_removal = lambda: None
 
-    def remove_blob(self, digest: str, unused_seconds: float) -> bool:
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
         self.before_removal()
-        return super().remove_blob(digest, unused_seconds)
+        return super().remove_blobs(digests, unused_seconds)
 
 
 def test_what_a_job_finds_while_garbage_is_collected_stays(yard: Yard) -> None:

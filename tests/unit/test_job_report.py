@@ -219,7 +219,7 @@ def test_a_job_whose_weights_are_lost_is_reported_without_their_picture(yard: Fa
     lost, kept = layer("conv1"), layer("conv2", SMALLER)
     job_id = submitted(yard, lost, kept)
     yard.run([job_id])
-    yard.store.remove_blob(lost.weights.digest, 0)
+    yard.store.remove_blobs([lost.weights.digest], 0)
     found = report(yard, job_id)
     assert [each.zeros is None for each in found.layers] == [True, False]
     assert "The store no longer has its weights." in Words(report_page(found)).text

@@ -281,7 +281,7 @@ def test_what_killed_writers_and_collectors_left_is_removed_once_it_is_old(tmp_p
 
 def test_what_is_removed_from_the_far_store_is_not_put_back_by_this_machine(tiers: Tiers) -> None:
     digest = tiers.both.put(b"data")
-    assert tiers.both.remove_blob(digest, 0)
+    assert tiers.both.remove_blobs([digest], 0)
     assert tiers.both.get(digest) is None
 
 
