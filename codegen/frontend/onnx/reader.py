@@ -22,6 +22,7 @@ from codegen.frontend.onnx.graph.inference import Inference
 from codegen.frontend.onnx.graph.input_shapes import MissingShapes, check_input_shapes
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, text
 from codegen.frontend.onnx.graph.shape_propagation import shape_of
+from codegen.frontend.onnx.graph.validity import check_graph
 from codegen.ir.checkpoint import Checkpoint, Layer
 from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer
 from codegen.keys import digest_fields
@@ -49,6 +50,7 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         model = _parse(path)
         _opset(model)
         model = inline_functions(model)
+        check_graph(model.graph)
         inputs, images = _set_input_shapes(model.graph, input_shapes or {})
         inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
         read_inside = frozenset(_read_in_sub_graphs(model.graph))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from math import prod
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.diagnostics import NOT_COMPILED, UNKNOWN_SIZE, UnknownSizeError, UnsupportedError
@@ -19,8 +21,10 @@ from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.input_shapes import MissingShapes
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, unique_names
 from codegen.ir.checkpoint import Layer
-from codegen.ir.layer_spec import SkippedLayer
+from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
 
+MOST_ELEMENTS = 2**31 - 1
+"""Most elements of a tensor of one image."""
 COMPILED = {"Conv": convolution, "ConvTranspose": convolution, "Gemm": gemm, "MatMul": matmul}
 
 
@@ -58,7 +62,31 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
     # After every epilogue is fused: a normalisation between two layers belongs to the first.
     prepared = [with_input_bounds(with_channel_gates(each.layer, graph, taken), graph, taken) for each in fused]
     prepared = [with_max_pool(layer, graph, taken) for layer in prepared]
+    for layer in prepared:
+        _check_size(layer)
     return prepared, [skipped[i] for i in sorted(skipped)]
+
+
+def _check_size(layer: Layer) -> None:
+    """Raises CheckpointError, naming the layer, for numbers of elements that int32 does not hold."""
+    spec, rows = layer.spec, layer.rows or 1
+    numbers = [each for value in asdict(spec).values() for each in (value if isinstance(value, tuple) else (value,))]
+    largest = max(
+        rows * prod(spec.input_shape), rows * prod(spec.output_shape), *(each for each in numbers if type(each) is int)
+    )
+    if not isinstance(spec, Linear):
+        largest = max(largest, prod(_padded_shape(spec)))
+    if largest > MOST_ELEMENTS:
+        raise CheckpointError(
+            f"layer '{layer.name}': it has a size of {largest:,}, more than int32 holds: export it for smaller inputs"
+        )
+
+
+def _padded_shape(spec: Conv2d | ConvTranspose2d) -> tuple[int, int, int]:
+    """The tensor that the layer's padding adds to, or for a transposed convolution cuts from."""
+    top, left, bottom, right = spec.padding
+    channels, height, width = spec.output_shape if isinstance(spec, ConvTranspose2d) else spec.input_shape
+    return channels, height + top + bottom, width + left + right
 
 
 def _product(node: Node, graph: Graph) -> Product:
