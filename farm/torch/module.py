@@ -16,15 +16,16 @@ from codegen.frontend.onnx.export.network import Network, NetworkNode
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
 from farm.torch.concat_outputs import Place, plan_places
+from farm.torch.host_values import MAKERS, MOST_NUMBERS, OF_SHAPES, host_values
 from farm.torch.layer import Compute, forget, layers_on, prefetch_code, register
 from farm.torch.linear import own_gemm
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.pooling import own_max_pool
 
-MOST_PARAMETERS = 64
-"""Largest constant that an operator gets as Python numbers, for shapes, axes and the like."""
-SEVERAL = ("Split",)
+SEVERAL = ("GRU", "LSTM", "Split")
 """Operators with all outputs; of other operators only the first is computed."""
+ONNX_NODE = "onnx"
+"""Under which an fx node's `meta` says what it was in the model."""
 OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
 """Operators with a faster implementation than PyTorch's."""
 
@@ -34,15 +35,47 @@ def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
 
     The module takes the inputs of the ONNX model in order, with any batch size that the model leaves open, and returns
     its output or a tuple of outputs. Compiled layers run on the current stream. For inference only, without gradients.
-    Raises UsageError for an invalid bundle, an unsupported operator, or a GPU that the bundle has no code for, and
-    DeviceError without a GPU.
+    It is run once, on zeros, unless its inputs have open sizes besides the batch. Raises UsageError for an invalid
+    bundle, an operator that cannot run, or a GPU that the bundle has no code for, and DeviceError without a GPU.
     """
     bundle = Bundle(path)
     network = bundle.network
     where = torch.device(device)
     layers = layers_on(where, bundle)
     prefetch_code([layers[node.layer] for node in network.nodes if node.layer], where)
-    return module_of(network, bundle.layers, layers, OPERATORS | OWN).to(where).eval()
+    module = module_of(network, bundle.layers, layers, OPERATORS | OWN).to(where).eval()
+    _try_once(module, network, where)
+    return module
+
+
+def _try_once(module: fx.GraphModule, network: Network, device: torch.device) -> None:
+    """Runs a network on zeros. Raises UsageError, which names the node that fails."""
+    if not all(isinstance(size, int) for each in network.inputs for size in each.shape[1:]):
+        return
+    shapes = [[size if isinstance(size, int) else 1 for size in each.shape] for each in network.inputs]
+    with torch.inference_mode():
+        _Trial(module).run(
+            *(
+                torch.zeros(shape, dtype=getattr(torch, each.dtype), device=device)
+                for each, shape in zip(network.inputs, shapes, strict=True)
+            )
+        )
+
+
+class _Trial(fx.Interpreter):
+    """A run of a network that says which node fails."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except UsageError:
+            raise
+        except Exception as error:
+            what = n.meta.get(ONNX_NODE, n.name)
+            reason = " ".join(str(error).split())
+            raise UsageError(
+                f"farm.torch cannot run {what} of this network ({reason}): use another runtime for the network"
+            ) from error
 
 
 def module_of(
@@ -86,6 +119,10 @@ class _Builder:
         self._root = nn.Module()
         self._graph = fx.Graph()
         self._values: dict[str, fx.Node] = {}
+        self._on_host = host_values(network)
+        self._host_values: dict[str, fx.Node] = {}
+        """Nodes whose results are on the CPU, made when somebody first asks."""
+        self._producers = {name: node for node in network.nodes for name in node.outputs}
         self._numbers: list[int] = []
         self._buffers = 0
         self._modules = 0
@@ -98,20 +135,28 @@ class _Builder:
     def module(self) -> fx.GraphModule:
         network, graph = self._network, self._graph
         for i, each in enumerate(network.inputs):
-            self._values[each.name] = graph.placeholder(f"input_{i}")
+            given = graph.placeholder(f"input_{i}")
+            self._values[each.name] = (
+                graph.call_function(_checked, (given, each.name, each.shape)) if each.shape else given
+            )
         for node in network.nodes:
-            made = self._node(node)
-            if node.operator not in SEVERAL or len(node.outputs) == 1:
-                self._values[node.outputs[0]] = made
-            else:
-                for i, name in enumerate(node.outputs):
-                    if name:
-                        self._values[name] = graph.call_function(_item, (made, i))
+            if not self._on_host.intersection(node.outputs):
+                self._keep(node, self._node(node), self._values)
         outputs = [self._tensor(each.name) for each in network.outputs]
         graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
         module = fx.GraphModule(self._root, graph, "FarmNetwork")
         weakref.finalize(module, _forget_all, tuple(self._numbers))
         return module
+
+    def _keep(self, node: NetworkNode, made: fx.Node, values: dict[str, fx.Node]) -> None:
+        """Names the results of a node."""
+        made.meta[ONNX_NODE] = f"the {node.operator} '{node.name or node.outputs[0]}'"
+        if node.operator not in SEVERAL or len(node.outputs) == 1:
+            values[node.outputs[0]] = made
+            return
+        for i, name in enumerate(node.outputs):
+            if name:
+                values[name] = self._graph.call_function(_item, (made, i))
 
     def _node(self, node: NetworkNode) -> fx.Node:
         if node.layer:
@@ -164,34 +209,78 @@ class _Builder:
             return tensor
         return self._graph.call_function(torch.narrow, (tensor, 1, place.first, place.count))
 
-    def _operator(self, node: NetworkNode) -> fx.Node:
+    def _operator(self, node: NetworkNode, *, on_host: bool = False) -> fx.Node:
         places = PARAMETERS.get(node.operator, ())
-        arguments = [
-            None if not name else self._parameter(name) if i in places else self._tensor(name)
-            for i, name in enumerate(node.inputs)
-        ]
-        more = {"opset": self._network.opset, "outputs": len(node.outputs) if node.operator in SEVERAL else 1}
+        arguments: list[Any] = []
+        for i, name in enumerate(node.inputs):
+            if not name:
+                arguments.append(None)
+            elif i in places and self._is_short(name):
+                arguments.append(self._parameter(name, node.operator))
+            elif on_host and (node.operator not in OF_SHAPES or name in self._on_host):
+                arguments.append(self._host_value(name))
+            else:
+                arguments.append(self._tensor(name))
+        more: dict[str, Any] = {"opset": self._network.opset}
+        more["outputs"] = len(node.outputs) if node.operator in SEVERAL else 1
+        if node.operator in MAKERS:
+            more["beside"] = None if on_host else self._values[self._network.inputs[0].name]
         attributes = {
-            name: self._stored(value) if isinstance(value, np.ndarray) else value
+            name: self._on_cpu(value) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
         return self._graph.call_function(self._operators[node.operator], tuple(arguments), {**attributes, **more})
 
-    def _parameter(self, name: str) -> object:
-        """A constant as Python numbers, else a tensor."""
+    def _is_short(self, name: str) -> bool:
         constant = self._network.constants.get(name)
-        return self._tensor(name) if constant is None or constant.size > MOST_PARAMETERS else constant.tolist()
+        return name in self._on_host if constant is None else constant.size <= MOST_NUMBERS
+
+    def _parameter(self, name: str, operator: str) -> object:
+        """What an operator reads on the CPU: a constant as Python numbers, unless their type matters."""
+        if name in self._on_host or operator in MAKERS:
+            return self._host_value(name)
+        return self._network.constants[name].tolist()
 
     def _tensor(self, name: str) -> fx.Node:
+        """A value on the network's device."""
         if name not in self._values:
-            self._values[name] = self._stored(self._network.constants[name])
+            if name in self._on_host:
+                self._keep(self._producers[name], self._operator(self._producers[name]), self._values)
+            else:
+                self._values[name] = self._stored(self._network.constants[name])
         return self._values[name]
+
+    def _host_value(self, name: str) -> fx.Node:
+        """A value on the CPU: a constant, or what follows from shapes."""
+        if name not in self._host_values:
+            if name in self._on_host:
+                node = self._producers[name]
+                self._keep(node, self._operator(node, on_host=True), self._host_values)
+            else:
+                self._host_values[name] = self._on_cpu(self._network.constants[name])
+        return self._host_values[name]
+
+    def _on_cpu(self, constant: NDArray[Any]) -> fx.Node:
+        """A constant that is made on the CPU in each call: a buffer would move with the module."""
+        values = torch.from_numpy(np.array(constant))
+        return self._graph.call_function(torch.tensor, (values.tolist(),), {"dtype": values.dtype})
 
     def _stored(self, constant: NDArray[Any]) -> fx.Node:
         self._buffers += 1
         name = f"constant_{self._buffers}"
         self._root.register_buffer(name, torch.from_numpy(np.array(constant)), persistent=False)
         return self._graph.get_attr(name)
+
+
+def _checked(x: torch.Tensor, name: str, shape: Sequence[int | str | None]) -> torch.Tensor:
+    """An input as the model wants it, which may fix the batch too. Raises UsageError."""
+    if x.ndim != len(shape) or any(isinstance(a, int) and a != b for a, b in zip(shape, x.shape, strict=True)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise UsageError(
+            f"the input '{name}' has the shape {list(x.shape)}, and the model takes [{wanted}]: "
+            "give it that, or export the model with open sizes"
+        )
+    return x
 
 
 def _room(beside: torch.Tensor, channels: int, plane: Sequence[int]) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """ONNX operators in PyTorch, for the glue of a network around its compiled layers.
 
 Each function takes a node's inputs, None for an omitted one, and its attributes by name. Every call has `opset` and
-`outputs`, the number of the node's outputs, too. Integer tensors with shapes stay on the CPU.
+`outputs`, the number of the node's outputs, too, and of those in MAKERS `beside`, a tensor on the result's device.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from farm.errors import UsageError
 from farm.torch import shaping
+from farm.torch.recurrent import gru, lstm
 from farm.torch.shaping import Numbers
 from farm.torch.windows import average_pool, convolution, max_pool, transposed_convolution
 
@@ -25,6 +26,7 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     "Dropout": (1, 2),
     "Expand": (1,),
     "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
     "ReduceL2": (1,),
     "ReduceMax": (1,),
     "ReduceMean": (1,),
@@ -39,7 +41,7 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     "Tile": (1,),
     "Unsqueeze": (1,),
 }
-"""Positions of inputs that become Python numbers if they are constants, by operator."""
+"""Positions of inputs that are read on the CPU, if they are constants or follow from shapes, by operator."""
 
 
 def _simple(function: Callable[..., T]) -> Callable[..., T]:
@@ -67,10 +69,10 @@ def _fold(function: Callable[[T, T], T]) -> Callable[..., T]:
 
 
 def _clip(x: T, low: Any = None, high: Any = None, **attributes: Any) -> T:
-    low, high = shaping.number(low), shaping.number(high)
     low = attributes.get("min") if low is None else low
     high = attributes.get("max") if high is None else high
-    return x if low is None and high is None else x.clamp(low, high)
+    x = x if low is None else x.clamp(min=low)
+    return x if high is None else x.clamp(max=high)
 
 
 def _leaky_relu(x: T, alpha: float = 0.01, **_: Any) -> T:
@@ -180,10 +182,6 @@ def _arg_max(x: T, axis: int = 0, keepdims: int = 1, select_last_index: int = 0,
     return x.argmax(axis, keepdim=bool(keepdims))
 
 
-def _range(start: T, limit: T, delta: T, **_: Any) -> T:
-    return torch.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype)
-
-
 def _local_response(x: T, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, **_: Any) -> T:
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
     squares = functional.pad((x * x).unsqueeze(1), (0, 0) * (x.ndim - 2) + (before, after))
@@ -254,6 +252,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Elu": _elu,
     "Expand": shaping.expand,
     "Flatten": shaping.flatten,
+    "GRU": gru,
     "Gather": shaping.gather,
     "Gelu": _gelu,
     "Gemm": gemm,
@@ -263,6 +262,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Identity": _identity,
     "InstanceNormalization": _instance_normalization,
     "LRN": _local_response,
+    "LSTM": lstm,
     "LayerNormalization": _layer_normalization,
     "LeakyRelu": _leaky_relu,
     "LogSoftmax": _softmax(torch.log_softmax),
@@ -271,7 +271,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Min": _fold(torch.minimum),
     "PRelu": _parametric_relu,
     "Pad": shaping.pad,
-    "Range": _range,
+    "Range": shaping.range_of,
     "ReduceL2": _reduce(lambda x, axes, keep: torch.linalg.vector_norm(x, dim=axes, keepdim=keep)),
     "ReduceMax": _reduce(lambda x, axes, keep: x.amax(axes, keepdim=keep)),
     "ReduceMean": _reduce(lambda x, axes, keep: x.mean(axes, keepdim=keep)),

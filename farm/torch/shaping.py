@@ -32,21 +32,38 @@ def number(value: Any) -> Any:
     return value
 
 
-def shape(x: T, start: int = 0, end: int | None = None, **_: Any) -> T:
-    """Shape."""
-    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
+def shape(x: T, start: int = 0, end: int | None = None, beside: T | None = None, **_: Any) -> T:
+    """Shape, on the CPU or on the device of `beside`."""
+    return _vector(list(x.shape)[start:end], beside)
 
 
-def size(x: T, **_: Any) -> T:
-    """Size."""
-    return torch.tensor(x.numel(), dtype=torch.int64)
+def size(x: T, beside: T | None = None, **_: Any) -> T:
+    """Size, on the CPU or on the device of `beside`."""
+    return torch.full((), x.numel(), dtype=torch.int64, device=_device(beside))
 
 
-def constant_of_shape(shape: Numbers, value: T | None = None, **_: Any) -> T:
-    """ConstantOfShape."""
+def constant_of_shape(shape: Numbers, value: T | None = None, beside: T | None = None, **_: Any) -> T:
+    """ConstantOfShape, on the CPU or on the device of `beside`."""
     if value is None:
-        return torch.zeros(numbers(shape))
-    return torch.full(numbers(shape), value.reshape(-1)[0].item(), dtype=value.dtype)
+        return torch.zeros(numbers(shape), device=_device(beside))
+    return torch.full(numbers(shape), value.reshape(-1)[0].item(), dtype=value.dtype, device=_device(beside))
+
+
+def range_of(start: T, limit: T, delta: T, beside: T | None = None, **_: Any) -> T:
+    """Range, on the CPU or on the device of `beside`."""
+    given = start.item(), limit.item(), delta.item()
+    return torch.arange(*given, dtype=start.dtype, device=_device(beside))
+
+
+def _vector(values: Sequence[int], beside: T | None) -> T:
+    """Integers; on a GPU each is an argument of a launch, as a graph that is being recorded copies none."""
+    if beside is None or not values:
+        return torch.tensor(values, dtype=torch.int64, device=_device(beside))
+    return torch.stack([torch.full((), value, dtype=torch.int64, device=beside.device) for value in values])
+
+
+def _device(beside: T | None) -> torch.device | None:
+    return None if beside is None else beside.device
 
 
 def reshape(x: T, shape: Numbers, allowzero: int = 0, **_: Any) -> T:
@@ -119,14 +136,13 @@ def slice_of(
             first, last = (taken[0], taken[-1] + 1) if taken else (0, 0)
             x = x[(slice(None),) * (axis % x.ndim) + (slice(first, last, stride),)]
         else:
-            x = x.index_select(axis, torch.tensor(list(taken), device=x.device, dtype=torch.int64))
+            x = x.index_select(axis, torch.arange(taken.start, taken.stop, taken.step, device=x.device))
     return x
 
 
 def gather(x: T, indices: T, axis: int = 0, **_: Any) -> T:
     """Gather."""
     axis %= x.ndim
-    indices = indices.to(x.device)
     chosen = torch.where(indices < 0, indices + x.shape[axis], indices)
     taken = x.index_select(axis, chosen.reshape(-1))
     return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
@@ -158,20 +174,19 @@ def pad(
         return functional.pad(x, [n for i in reversed(range(x.ndim)) for n in (begins[i], ends[i])], value=fill)
     for axis in range(x.ndim):
         if begins[axis] or ends[axis]:
-            places = _padded_places(x.shape[axis], begins[axis], ends[axis], mode)
-            x = x.index_select(axis, torch.tensor(places, device=x.device))
+            places = torch.arange(-begins[axis], x.shape[axis] + ends[axis], device=x.device)
+            x = x.index_select(axis, _padded_places(places, x.shape[axis], mode))
     return x
 
 
-def _padded_places(size: int, begin: int, end: int, mode: str) -> list[int]:
-    """Source index of each element of a padded axis."""
-    places = range(-begin, size + end)
+def _padded_places(places: T, size: int, mode: str) -> T:
+    """Source index of each place of a padded axis."""
     if mode == "edge":
-        return [min(max(place, 0), size - 1) for place in places]
+        return places.clamp(0, size - 1)
     if mode == "wrap":
-        return [place % size for place in places]
+        return places % size
     period = max(1, 2 * (size - 1))
-    return [min(place % period, period - place % period) for place in places]
+    return torch.minimum(places % period, period - places % period)
 
 
 def resize(

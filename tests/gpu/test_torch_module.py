@@ -29,7 +29,7 @@ from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
 from farm.torch import capture, load
 from tests.gpu.workbench import settings_of
-from tests.unit.onnx_models import squeeze_and_excitation, values
+from tests.unit.onnx_models import sequence_network, squeeze_and_excitation, values
 
 NETWORKS = {
     "lenet5": (lenet5, (1, 28, 28)),
@@ -127,6 +127,23 @@ def test_gates_go_to_the_kernel_that_multiplies_by_them(
     with torch.inference_mode():
         found = load(tmp_path / "gated")(torch.from_numpy(x).cuda()).cpu().numpy()
     np.testing.assert_allclose(found, expected(tmp_path, "gated", x), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_sizes_places_and_a_recurrent_layer_are_computed_in_a_captured_graph(
+    batch: int, device: Device, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    path = sequence_network(tmp_path).rename(tmp_path / "sequence.onnx")
+    settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+    with Farm.open(settings) as farm:
+        (job,) = farm.compile([read_checkpoint(path)], BuildOptions((device.arch,)))
+        assert job.status is Status.SUCCEEDED, job.reason
+        farm.fetch(job.id, tmp_path / "sequence")
+    network = capture(load(tmp_path / "sequence"))
+    for seed in (1, 2):
+        x = values(batch, 4, 8, 8, seed=seed)
+        found = network(torch.from_numpy(x).cuda()).cpu().numpy()
+        np.testing.assert_allclose(found, expected(tmp_path, "sequence", x), rtol=1e-3, atol=1e-4)
 
 
 def test_one_file_loads_like_the_folder(fetched: Path) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from codegen.errors import DeviceError
-from codegen.frontend.onnx.export.network import read_network
+from codegen.frontend.onnx.export.network import Network, read_network
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Checkpoint, Layer
 from codegen.ir.layer_spec import Linear, plain
@@ -27,7 +29,7 @@ from farm.torch import capture, load
 from farm.torch.layer import output_shape
 from farm.torch.module import module_of
 from tests.torch.bundles import as_compiled, fetched, whole_bundle
-from tests.unit.onnx_models import constants, info, model, node, save, values
+from tests.unit.onnx_models import constants, info, model, node, save, sequence_network, values
 
 SHAPES = {
     "lenet5": (1, 28, 28),
@@ -96,6 +98,11 @@ def test_weights_that_are_left_are_read_from_beside_the_network(tmp_path: Path) 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def of_any_sizes(network: Network) -> Network:
+    """What its inputs must be is left to the layers."""
+    return replace(network, inputs=tuple(replace(each, shape=()) for each in network.inputs))
+
+
 def test_a_residual_may_have_the_shape_that_the_model_gives_the_output(tmp_path: Path) -> None:
     nodes = [node("Conv", "x w", "c", "conv"), node("Reshape", "c s", "d"), node("Add", "d r", "y")]
     tensors = constants(w=values(4, 3, 3, 3), s=np.array([-1, 4, 9]))
@@ -104,7 +111,7 @@ def test_a_residual_may_have_the_shape_that_the_model_gives_the_output(tmp_path:
     [layer] = checkpoint.layers
     assert (layer.residual, layer.output) == ("r", "y")
     assert checkpoint.residual_graph is not None
-    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
+    network = of_any_sizes(read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)))
     module = module_of(network, {"conv": BundledLayer("conv", layer.spec, True, ())}, {"conv": partial(played, layer)})
     x, r = (torch.from_numpy(values(*shape, seed=1)) for shape in ((2, 3, 5, 5), (2, 4, 9)))
     expected = torch.nn.functional.conv2d(x, torch.from_numpy(values(4, 3, 3, 3))).reshape(2, 4, 9) + r
@@ -124,7 +131,7 @@ def test_a_gate_goes_to_the_layer_with_or_without_a_residual(tmp_path: Path, sha
     checkpoint = read_checkpoint(save(tmp_path, model(nodes, tensors, inputs=inputs)))
     assert [(layer.gate, layer.residual) for layer in checkpoint.layers] == [("g", ""), ("h", "x")]
     assert checkpoint.residual_graph is not None
-    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
+    network = of_any_sizes(read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)))
     bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
     module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
     x, g, h = (torch.from_numpy(values(images, *size, seed=1)) for size in (shape[1:], (6, *ones), (5, *ones)))
@@ -150,7 +157,9 @@ def test_a_layer_refuses_what_it_was_not_compiled_for(tmp_path: Path) -> None:
     module, _, x = module_read(tmp_path, "lenet5", 2)
     with pytest.raises(TypeError, match=r"layer conv1 takes float32 and its input is torch\.float64: convert it"):
         module(torch.from_numpy(x).double())
-    with pytest.raises(ValueError, match=r"layer conv1 was compiled for inputs of \[N, 1, 28, 28\] and is given"):
+    with pytest.raises(
+        UsageError, match=r"'input' has the shape \[2, 1, 27, 28\], and the model takes \[N, 1, 28, 28\]"
+    ):
         module(torch.from_numpy(x)[:, :, :27])
 
 
@@ -186,3 +195,109 @@ def test_without_a_gpu_loading_says_so(tmp_path: Path) -> None:
         load(bundle)
     with pytest.raises(DeviceError, match="GPUs only, not on the device cpu"):
         load(bundle, device="cpu")
+
+
+def uncompiled(tmp_path: Path, nodes: list[onnx.NodeProto], shape: tuple[int | str, ...], **named: np.ndarray) -> Path:
+    """A model without layers to compile."""
+    return save(tmp_path, model(nodes, constants(**named), inputs=[info("x", shape)], output="y"))
+
+
+def module_of_model(path: Path) -> tuple[torch.nn.Module, onnx.ModelProto]:
+    return module_of(read_network(path.read_bytes()), {}, {}), onnx.load(path)
+
+
+INTEGERS = partial(np.array, dtype=np.int64)
+OF_SHAPES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray]]] = {
+    "channels shuffled": (
+        [
+            *[
+                node("Shape", "x", "s"),
+                node("Gather", "s i0", "n"),
+                node("Gather", "s i1", "c"),
+                node("Div", "c two", "h"),
+            ],
+            *[node("Unsqueeze", f"{name} axes", f"{name}1") for name in ("n", "h")],
+            node("Concat", "n1 group h1 left", "sizes", axis=0),
+            *[node("Reshape", "x sizes", "r"), node("Transpose", "r", "t", perm=[0, 2, 1, 3, 4])],
+            *[node("Concat", "n1 minus left", "back", axis=0), node("Reshape", "t back", "y")],
+        ],
+        {
+            "i0": INTEGERS(0),
+            "i1": INTEGERS(1),
+            "two": INTEGERS(2),
+            "axes": INTEGERS([0]),
+            "group": INTEGERS([2]),
+            "left": INTEGERS([5, 6]),
+            "minus": INTEGERS([-1]),
+        },
+    ),
+    "expanded by a constant of a shape": (
+        [
+            *[
+                node("Shape", "x", "s"),
+                node("ConstantOfShape", "r", "ones", value=numpy_helper.from_array(INTEGERS([1]))),
+            ],
+            node("Mul", "ones minus", "m"),
+            *[node("Equal", "given m", "e"), node("Where", "e ones given", "sizes")],
+            *[node("Expand", "b sizes", "z"), node("Shape", "z", "zs"), node("Reshape", "z zs", "w")],
+            node("Add", "x w", "y"),
+        ],
+        {
+            "r": INTEGERS([4]),
+            "minus": INTEGERS([-1]),
+            "given": INTEGERS([-1, 4, 1, 1]),
+            "b": values(4, 1, 1),
+            "two": INTEGERS([2]),
+            "four": INTEGERS([4]),
+        },
+    ),
+    "places of a range": (
+        [
+            *[node("Shape", "x", "s"), node("Gather", "s last", "w"), node("Range", "zero w one", "places")],
+            *[node("Cast", "places", "f", to=1), node("Add", "x f", "a"), node("Cast", "s", "sf", to=1)],
+            *[node("ReduceProd", "sf", "count", keepdims=0), node("Div", "a count", "y")],
+        ],
+        {"last": INTEGERS(3), "zero": INTEGERS(0), "one": INTEGERS(1)},
+    ),
+    "mirrored and reversed": (
+        [node("Pad", "x pads", "p", mode="reflect"), node("Slice", "p begin end axis step", "y")],
+        {
+            "pads": INTEGERS([0, 0, 1, 2, 0, 0, 2, 1]),
+            "begin": INTEGERS([-1]),
+            "end": INTEGERS([-(2**40)]),
+            "axis": INTEGERS([3]),
+            "step": INTEGERS([-2]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_SHAPES)
+def test_what_follows_from_shapes_is_computed_without_the_gpu(tmp_path: Path, name: str) -> None:
+    """A tensor on PyTorch's meta device has no elements: whoever reads one, or mixes it with the CPU's, fails."""
+    nodes, named = OF_SHAPES[name]
+    module, proto = module_of_model(uncompiled(tmp_path, nodes, ("N", 4, 5, 6), **named))
+    x = values(3, 4, 5, 6)
+    [wanted] = ReferenceEvaluator(proto).run(None, {"x": x})
+    np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), wanted, rtol=1e-5, atol=1e-6)
+    elsewhere = module.to("meta")(torch.from_numpy(x).to("meta"))
+    assert (elsewhere.device.type, elsewhere.shape) == ("meta", wanted.shape)
+
+
+def test_sizes_places_and_a_recurrent_layer_are_computed_as_the_model_says(tmp_path: Path) -> None:
+    path = sequence_network(tmp_path)
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
+    bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
+    assert set(bundled) == {"conv", "fc"}
+    module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
+    x = values(3, 4, 8, 8)
+    [wanted] = ReferenceEvaluator(onnx.load(path)).run(None, {"x": x})
+    np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_of_one_image_refuses_eight(tmp_path: Path) -> None:
+    module, _ = module_of_model(uncompiled(tmp_path, [node("Relu", "x", "y")], (1, 4, 5, 6)))
+    with pytest.raises(UsageError, match=r"'x' has the shape \[8, 4, 5, 6\], and the model takes \[1, 4, 5, 6\]"):
+        module(torch.zeros(8, 4, 5, 6))

@@ -202,3 +202,29 @@ def squeeze_and_excitation(folder: Path) -> Path:
     weights = {name: values(*shape, seed=i) for i, (name, shape) in enumerate(zip(names, shapes, strict=True))}
     proto = model(nodes, constants(**weights), inputs=[info("x", ("N", 8, 6, 6))])
     return save(folder, proto)
+
+
+def sequence_network(folder: Path) -> Path:
+    """x [N, 4, 8, 8]: mirrored padding, a convolution, shuffled channels, places added, an LSTM over the rows, a Gemm.
+
+    As exporters write it: sizes are computed from Shape, places by Range.
+    """
+    integers = {"i0": 0, "i1": 1, "zero": 0, "one": 1, "two": 2, "axis": [0], "groups": [2], "last": [-1], "rows": [8]}
+    nodes = [
+        *[node("Pad", "x pads", "padded", mode="reflect"), node("Conv", "padded w", "c", "conv")],
+        *[node("Shape", "c", "s"), node("Gather", "s i0", "n"), node("Gather", "s i1", "k"), node("Div", "k two", "h")],
+        *[node("Unsqueeze", "n axis", "n1"), node("Unsqueeze", "h axis", "h1"), node("Unsqueeze", "k axis", "k1")],
+        *[node("Concat", "n1 groups h1 last", "sizes", axis=0), node("Reshape", "c sizes", "grouped")],
+        node("Transpose", "grouped", "turned", perm=[0, 2, 1, 3]),
+        *[node("Concat", "n1 k1 last", "back", axis=0), node("Reshape", "turned back", "shuffled")],
+        *[node("Range", "zero k one", "range"), node("Cast", "range", "f", to=FLOAT), node("Unsqueeze", "f last", "p")],
+        *[node("Add", "shuffled p", "placed"), node("Transpose", "placed", "steps", perm=[1, 0, 2])],
+        node("LSTM", "steps lw lr lb", "all end", hidden_size=5, direction="bidirectional"),
+    ]
+    nodes += [node("Transpose", "end", "by_image", perm=[1, 0, 2]), node("Flatten", "by_image", "flat")]
+    nodes.append(node("Gemm", "flat g", "y", "fc"))
+    weights = {"w": values(8, 4, 3, 3), "lw": values(2, 20, 64), "lr": values(2, 20, 5), "lb": values(2, 40)}
+    arrays = {name: np.array(each, np.int64) for name, each in integers.items()}
+    arrays["pads"] = np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    given = {name: array / np.float32(4) for name, array in weights.items()} | {"g": values(10, 6)} | arrays
+    return save(folder, model(nodes, constants(**given), inputs=[info("x", ("N", 4, 8, 8))]))
