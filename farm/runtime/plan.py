@@ -96,7 +96,7 @@ class KernelStep:
     def images_limit(self) -> int:
         """Largest number of images of the network for one launch."""
         sizes = zip(self.grid, MOST_BLOCKS, strict=True)
-        rows = min(MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images))
+        rows = min([MOST_IMAGES, *(most // size.fixed * size.images for size, most in sizes if size.images)])
         return rows // self.rows
 
 

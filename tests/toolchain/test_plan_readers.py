@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -226,7 +227,7 @@ def mutant(rng: random.Random, lines: list[str]) -> bytes:
     for _ in range(rng.randint(1, 2)):
         words = rng.choice(made)
         place = rng.randrange(len(words))
-        match rng.randrange(6):
+        match rng.randrange(9):
             case 0 | 1:
                 words[place] = rng.choice(REPLACEMENTS)
             case 2:
@@ -235,6 +236,13 @@ def mutant(rng: random.Random, lines: list[str]) -> bytes:
                 words.insert(place, rng.choice(words))
             case 4 if len(words) > 1:
                 del words[place]
+            case 5 if len(made) > 1:
+                made.remove(words)
+            case 6:
+                made.insert(rng.randrange(len(made)), list(words))
+            case 7 if digits := re.search("[0-9]{1,9}$", words[place]):
+                near = int(digits[0]) * rng.choice((1, 2)) + rng.choice((-1, 0, 1, 16))
+                words[place] = words[place][: digits.start()] + str(near)
             case _:
                 made.insert(rng.randrange(len(made)), made.pop(rng.randrange(len(made))))
     return with_end([" ".join(words) for words in made])
@@ -249,6 +257,17 @@ def test_python_and_c_agree_on_mutated_plans(plans: list[list[str]], read_in_c: 
         assert bool(python) == bool(c), (text, python, c)
         accepted += not python
     assert MUTANTS // 50 < accepted < MUTANTS // 2
+
+
+def test_a_launch_of_a_fixed_number_of_blocks_is_read_in_python_and_c(
+    plans: list[list[str]], read_in_c: Callable[[bytes], str]
+) -> None:
+    _, lines = plans
+    [number] = [i for i, line in enumerate(lines) if line.startswith("launch softmax")]
+    words = lines[number].split(" ")
+    words[3:9] = ["1", "0"] * 3
+    text = with_end([*lines[:number], " ".join(words), *lines[number + 1 :]])
+    assert read_in_python(text) == read_in_c(text) == ""
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
