@@ -154,7 +154,7 @@ static void change_number(buffer *text) {
 
 static void repeat_line(buffer *text) {
     range line = drawn_line(text);
-    size_t count = drawn(64) ? 2 : drawn(MOST_REPEATS), bytes = line.end - line.begin, i;
+    size_t count = drawn(256) ? 2 : drawn(MOST_REPEATS), bytes = line.end - line.begin, i;
     char *made;
     if (count * bytes > MOST_BYTES) return;
     made = malloc(count * bytes + 1);

@@ -6,6 +6,7 @@ A failure leaves its mutant in the printed folder. `python -m tests.toolchain.ru
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import random
 import shutil
@@ -21,7 +22,9 @@ import onnx
 
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
+from farm.bundle.reader import GLUE, PLAN
 from farm.runtime.glue_kernels import glue_entry
+from farm.runtime.plan_text import with_end
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import HERE, C
 from tests.toolchain.sample_bundles import sample_models
@@ -71,15 +74,24 @@ def make_targets(folder: Path) -> Mapping[str, Target]:
     conv = _model(folder / "conv.onnx", node("Conv", "x w", "y", "conv"))
     cubin = assemble(PTX, "sm_80", find_toolchain()).data
     coded = played_bundle(folder / "coded", conv, code=cubin)
-    glue = played_bundle(folder / "glue", softmax)
-    (glue / "glue.ptx").write_bytes(glue_entry("softmax_float32"))
     return {
-        "plan": Target(played_bundle(gates / "bundle", gates_model), "network.plan"),
-        "plan-with-constants": Target(played_bundle(constants / "bundle", constants_model), "network.plan"),
+        "plan": Target(_small(played_bundle(gates / "bundle", gates_model)), PLAN),
+        "plan-with-constants": Target(_small(played_bundle(constants / "bundle", constants_model)), PLAN),
         "archive": Target(played_bundle(folder / "archive.farm", conv), ""),
         "cubin": Target(coded, str(next(coded.glob("*/sm_90.cubin")).relative_to(coded))),
-        "glue": Target(glue, "glue.ptx"),
+        "glue": Target(_small(played_bundle(folder / "glue", softmax)), GLUE),
     }
+
+
+def _small(bundle: Path) -> Path:
+    """Leaves in glue.ptx only the kernels that the plan launches."""
+    lines = (bundle / PLAN).read_text().splitlines()[1:-1]
+    kernels = sorted({line.split(" ")[1] for line in lines if line.startswith("launch ")})
+    glue = b"".join(map(glue_entry, kernels))
+    (bundle / GLUE).write_bytes(glue)
+    described = f"file {len(glue)} {hashlib.sha256(glue).hexdigest()} {GLUE}"
+    (bundle / PLAN).write_bytes(with_end([described if line.endswith(f" {GLUE}") else line for line in lines]))
+    return bundle
 
 
 def _model(path: Path, *nodes: onnx.NodeProto) -> Path:
