@@ -100,7 +100,15 @@ class Completed:
     seconds: float
 
 
+@dataclass
+class ToolClock:
+    """The run time of tools that succeeded."""
+
+    seconds: float = 0.0
+
+
 _CANCELLED: ContextVar[threading.Event | None] = ContextVar("cancelled", default=None)
+_CLOCK: ContextVar[ToolClock | None] = ContextVar("clock", default=None)
 
 
 @contextmanager
@@ -111,6 +119,17 @@ def cancel_tools_on(event: threading.Event) -> Iterator[None]:
         yield
     finally:
         _CANCELLED.reset(token)
+
+
+@contextmanager
+def tool_clock() -> Iterator[ToolClock]:
+    """Adds up the time of the tools that this thread runs within the `with` block, without their waits for a core."""
+    clock = ToolClock()
+    token = _CLOCK.set(clock)
+    try:
+        yield clock
+    finally:
+        _CLOCK.reset(token)
 
 
 def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, temp_folder: Path | None = None) -> Completed:
@@ -161,6 +180,8 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, temp_folder: Pat
         )
     if process.returncode:
         raise _failure(command, process.returncode, err or out, limits)
+    if (clock := _CLOCK.get()) is not None:
+        clock.seconds += seconds
     return Completed(out, err, seconds)
 
 

@@ -25,7 +25,7 @@ from codegen.ptx.template import Template, make_template
 from codegen.sass.qualification import Assembler
 from codegen.toolchain.ptxas import Cubin, assemble
 from codegen.toolchain.temp_folders import remove_abandoned
-from codegen.toolchain.tools import Toolchain, ToolLimits
+from codegen.toolchain.tools import Toolchain, ToolLimits, tool_clock
 from farm.config.settings import Settings, cores_folder
 from farm.errors import BlobLostError, FarmError, NoWorkerError, StoreUnavailableError
 from farm.store.contract import Record, Store, blob_digest
@@ -204,14 +204,12 @@ class Worker:
         return replace(self._limits, memory_bytes=request.memory_limit_bytes or self._limits.memory_bytes)
 
     def _make_template(self, request: TemplateRequest) -> tuple[Template, float]:
-        start = time.monotonic()
-        template = make_template(
-            request.spec, request.tiling, request.virtual_arch, self._toolchain, self._limits_of(request)
-        )
-        seconds = time.monotonic() - start
+        limits = self._limits_of(request)
+        with tool_clock() as nvcc:
+            template = make_template(request.spec, request.tiling, request.virtual_arch, self._toolchain, limits)
         digest = self._store.put(template.ptx.encode())
-        self._put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": seconds})
-        return template, seconds
+        self._put_record(TEMPLATE_STAGE, request.key, {"ptx": digest, "seconds": nvcc.seconds})
+        return template, nvcc.seconds
 
     def _put_record(self, stage: str, key: str, record: Record) -> None:
         if was_rejected(self._store, stage, key):
