@@ -123,6 +123,7 @@ class ServeProgress(Progress):
         """See Progress."""
         estimate = status.estimate
         text = eta_line(status.done, status.total, len(estimate.running), estimate.left_seconds)
+        text = ", ".join(filter(None, (text, status.core_wait)))
         if self._now() - self._stood_at >= EVERY_SECONDS and text != self._stood:
             self._stood_at, self._stood = self._now(), text
             self.line(text)

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from cli.output.format import built_how, counted, duration
-from cli.progress.eta import eta_line
+from cli.progress.eta import EVERY_SECONDS, eta_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome
 from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, Retry, TemplateRequest, TemplateResult
@@ -43,6 +43,9 @@ class CompileProgress(Progress):
         """Descriptions of requests that workers have, by key."""
         self._estimate: Estimate | None = None
         self._estimated_at = 0.0
+        self._core_wait = ""
+        self._waited_at = -EVERY_SECONDS
+        """When a line last told of a wait for a core."""
         self._layer_of_cubin: dict[str, str] = {}
         self._bars = Bars(
             TextColumn("{task.description}", markup=False),
@@ -120,6 +123,10 @@ class CompileProgress(Progress):
     def status_changed(self, status: RunStatus) -> None:
         """See Progress."""
         self._estimate, self._estimated_at = status.estimate, time.monotonic()
+        self._core_wait = status.core_wait
+        if self._core_wait and not self._shows and time.monotonic() - self._waited_at >= EVERY_SECONDS:
+            self._waited_at = time.monotonic()
+            self._line(self._core_wait, "yellow")
         self._bars.update(self._bar, total=1.0, completed=status.estimate.share)
 
     def job_lost(self, job: Job) -> None:
@@ -164,6 +171,8 @@ class CompileProgress(Progress):
         ]
         if not self._started and self._total > self._hits:
             lines.append(Text("  starting the workers", style="dim"))
+        if self._core_wait:
+            lines.append(Text(f"  {self._core_wait}", style="yellow"))
         if len(shown) > RUNNING_SHOWN:
             lines.append(Text(f"  and {len(shown) - RUNNING_SHOWN} more", style="dim"))
         return Group(self._bars, *lines)

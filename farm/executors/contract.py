@@ -44,7 +44,7 @@ class WorkerState:
     seen_seconds: float = 0.0
     """Time since it was last seen alive."""
     reason: str = ""
-    """Why it gets no work; empty if it does."""
+    """Why it gets no work, or does none now; empty if it does."""
 
 
 class Executor(Protocol):

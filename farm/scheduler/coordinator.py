@@ -7,12 +7,14 @@ import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+from codegen.toolchain.cpu_slots import slot_wait
 from codegen.toolchain.tools import Toolchain
-from farm.config.settings import Settings
+from farm.config.settings import Settings, cores_folder
 from farm.errors import UnreachableError
 from farm.executors import open_executor
-from farm.executors.contract import Executor
+from farm.executors.contract import Executor, WorkerState
 from farm.jobs.model import Job, Status
 from farm.ledger import Ledger
 from farm.scheduler.clock import Clock
@@ -116,7 +118,7 @@ class Coordinator:
             with Lease(
                 self._ledger.waiting(0),
                 self.name,
-                self._executor.workers,
+                self._workers,
                 tell=self._progress.lease_troubled,
                 lease_seconds=self._lease_seconds,
                 beat_seconds=self._beat_seconds,
@@ -164,11 +166,24 @@ class Coordinator:
             run.release(held_jobs.write())
             if held_jobs.job_ids and self._clock.now() - estimated_at >= ESTIMATE_SECONDS:
                 estimated_at = self._clock.now()
-                held_jobs.report(eta.estimate(held_jobs.job_ids))
+                held_jobs.report(eta.estimate(held_jobs.job_ids), self._core_wait())
             if asks and not new and not held_jobs.job_ids:
                 if over():
                     return
                 self._clock.sleep(POLL_SECONDS)
+
+    def _core_wait(self) -> str:
+        """The wait of this machine's tools for cores that other processes hold, in words; empty without one."""
+        wait = slot_wait(cores_folder(self._settings))
+        return "" if wait is None else wait.text
+
+    def _workers(self) -> list[WorkerState]:
+        """The executor's workers; the one on this machine may wait for a core."""
+        wait = self._core_wait()
+        return [
+            replace(each, reason=each.reason or wait) if each.node == self.node else each
+            for each in self._executor.workers()
+        ]
 
     def _give_up(self, held_jobs: HeldJobs, error: BaseException, *, serves: bool) -> None:
         """End or release all held jobs, including claimed ones that have not begun."""

@@ -35,8 +35,8 @@ class HeldJob:
     """Time at which the first of its tasks started, here or on another coordinator."""
     stage: str = ""
     """Stage recorded in the ledger: template or assemble."""
-    waits: bool = False
-    """Whether it waits for an unreachable store."""
+    waits: str = ""
+    """What it waits for, as recorded in the ledger: an unreachable store, or a core of this machine."""
     template_seconds: dict[str, float] = field(default_factory=dict)
     """Build time of each finished template by key; 0 for a cache hit."""
     failed: list[FailedCubin] = field(default_factory=list)

@@ -71,6 +71,8 @@ class HeldJobs:
         self._orphans: set[str] = set()
         """Jobs held in the ledger only: the database became unreachable before it answered the claim."""
         self._written_at = clock.now()
+        self._core_wait = ""
+        """The wait for a core that was last reported."""
 
     @property
     def job_ids(self) -> Collection[str]:
@@ -290,8 +292,8 @@ class HeldJobs:
             held_jobs = [self._held_jobs[job_id] for job_id, cubin in jobs.items() if cubin is of_cubin]
             self._set_stage([held for held in held_jobs if of_cubin or not held.stage], stage)
 
-    def report(self, estimate: Estimate) -> None:
-        """Report the estimate; the ledger records it for jobs whose estimate changed."""
+    def report(self, estimate: Estimate, core_wait: str) -> None:
+        """Report the estimate and a wait for a core; the ledger records both for jobs for which they changed."""
         now = self._clock.now()
         changed = {}
         for held in self._held_jobs.values():
@@ -303,9 +305,12 @@ class HeldJobs:
                 changed[held.job.id] = outlook
         if changed:
             self._ledger.running.set_outlooks(changed, holder=self._coordinator)
+        concerned = (held for held in self._held_jobs.values() if held.running or held.waits)
+        self._set_waits([held for held in concerned if held.waits in ("", self._core_wait)], core_wait)
+        self._core_wait = core_wait
         done = self._ended_cubins + sum(held.total - held.left for held in self._held_jobs.values())
         total = self._ended_cubins + sum(held.total for held in self._held_jobs.values())
-        self._progress.status_changed(RunStatus(done, total, estimate))
+        self._progress.status_changed(RunStatus(done, total, estimate, core_wait))
 
     def write(self) -> set[str]:
         """Write buffered results when they are due, and end finished or overdue jobs.
@@ -391,9 +396,9 @@ class HeldJobs:
             self._ledger.running.set_stage(ids, stage, holder=self._coordinator)
 
     def _set_waits(self, held_jobs: Sequence[HeldJob], reason: str) -> None:
-        changed = [held for held in held_jobs if held.waits != bool(reason)]
+        changed = [held for held in held_jobs if held.waits != reason]
         for held in changed:
-            held.waits = bool(reason)
+            held.waits = reason
         if changed:
             ids = [held.job.id for held in changed]
             self._ledger.running.set_reason(ids, reason, holder=self._coordinator)

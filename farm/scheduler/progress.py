@@ -24,6 +24,8 @@ class RunStatus:
     total: int
     """All cubins."""
     estimate: Estimate
+    core_wait: str = ""
+    """What the tools of this machine wait for, if other processes hold its cores."""
 
 
 class Progress:

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from codegen.errors import ToolCancelled, ToolchainError
-from codegen.toolchain.cpu_slots import cpu_slot
-from codegen.toolchain.tools import ToolLimits, cancel_tools_on, run_tool
+from codegen.toolchain.cpu_slots import SlotWait, cpu_slot, slot_wait
+from codegen.toolchain.tools import ToolLimits, cancel_tools_on, run_tool, tool_clock
 from tests.command import ROOT
 from tests.toolchain.test_toolchain import wait_until
 
@@ -21,6 +22,20 @@ import sys
 from pathlib import Path
 from codegen.toolchain.tools import ToolLimits, run_tool
 run_tool(sys.argv[2:], limits=ToolLimits(60, cpu_slots=Path(sys.argv[1])))
+"""
+
+OBSERVE = """
+import os, sys, threading, time
+from pathlib import Path
+from codegen.toolchain.cpu_slots import slot_wait
+from codegen.toolchain.tools import ToolLimits, run_tool
+cores = Path(sys.argv[1])
+limits = ToolLimits(60, cpu_slots=cores)
+threading.Thread(target=run_tool, args=(["true"],), kwargs={"limits": limits}, daemon=True).start()
+while (wait := slot_wait(cores)) is None:
+    time.sleep(0.02)
+print(*wait.holders, flush=True)
+os._exit(0)
 """
 
 
@@ -43,6 +58,40 @@ def test_a_tool_waits_for_the_slot_of_another_process(tmp_path: Path, cpu: int) 
         with starts(cores, "sh", "-c", f"[ -e {tmp_path}/done ]", cpu=cpu) as second:
             (tmp_path / "go").touch()
             assert (first.wait(30), second.wait(30)) == (0, 0)
+
+
+def test_a_process_whose_tool_waits_knows_who_holds_the_core(tmp_path: Path, cpu: int) -> None:
+    cores = tmp_path / "cores"
+    with starts(cores, "sh", "-c", f"touch {tmp_path}/first; exec sleep 60", cpu=cpu) as first:
+        wait_until((tmp_path / "first").exists)
+        command = ["taskset", "-c", str(cpu), sys.executable, "-c", OBSERVE, str(cores)]
+        assert subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60).stdout.split() == [b"%d" % first.pid]
+        assert slot_wait(cores) is None  # this process waits for nothing
+        first.kill()
+
+
+@pytest.mark.parametrize(
+    ("holders", "text"),
+    [
+        ((), "waiting for a core held by another process"),
+        ((12,), "waiting for a core held by process 12"),
+        ((12, 34), "waiting for a core held by process 12 or 34"),
+        ((1, 2, 3, 4, 5), "waiting for a core held by process 1, 2, 3 or 2 more"),
+    ],
+)
+def test_a_wait_names_up_to_three_holders(holders: tuple[int, ...], text: str) -> None:
+    assert SlotWait(holders).text == text
+
+
+def test_the_clock_of_a_tool_starts_when_it_has_a_core(tmp_path: Path) -> None:
+    held = [cpu_slot(tmp_path, lambda: True) for _ in os.sched_getaffinity(0)]
+    for each in held:
+        each.__enter__()
+    began = time.monotonic()
+    threading.Timer(0.5, lambda: [each.__exit__(None, None, None) for each in held]).start()
+    with tool_clock() as clock:
+        run_tool(["sleep", "0.1"], limits=ToolLimits(60, cpu_slots=tmp_path))
+    assert 0.1 <= clock.seconds <= time.monotonic() - began - 0.5
 
 
 def test_the_slot_of_a_killed_process_is_freed_with_its_tool(tmp_path: Path, cpu: int) -> None:
