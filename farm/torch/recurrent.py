@@ -89,10 +89,10 @@ def _run(
     x = x.flip(0) if reverse else x
     zeros = x.new_zeros(directions, x.shape[1], size)
     first = [zeros if each is None else each.transpose(0, 1) if batch_first else each for each in states]
-    flat: list[T] = []
-    for i in range(directions):
-        flat += [_in_order(each[i], order) for each in (weights, recurrent)]
-        flat += [] if bias is None else [_in_order(each, order) for each in bias[i].chunk(2)]
+    ordered = [_in_order(each[i], order) for i in range(directions) for each in (weights, recurrent)]
+    if bias is not None:
+        ordered += [_in_order(each, order) for i in range(directions) for each in bias[i].chunk(2)]
+    flat = _flat_weights(ordered, directions)
     given = tuple(each.contiguous() for each in first)
     output, *last = function(
         x.contiguous(), given if len(given) > 1 else given[0], flat, bias is not None, 1, 0.0, False, directions == 2,
@@ -106,6 +106,15 @@ def _run(
         results = (output.permute(0, 2, 1, 3), *last)
     count = attributes["outputs"]
     return results[:count] if count > 1 else results[0]
+
+
+def _flat_weights(ordered: Sequence[T], directions: int) -> list[T]:
+    """The matrices and biases of each direction, in one piece of memory, as cuDNN wants them."""
+    together = torch.cat([each.reshape(-1) for each in ordered])
+    parts = together.split([each.numel() for each in ordered])
+    shaped = [part.view(each.shape) for part, each in zip(parts, ordered, strict=True)]
+    matrices, biases = shaped[: 2 * directions], shaped[2 * directions :]
+    return [each for i in range(0, 2 * directions, 2) for each in (*matrices[i : i + 2], *biases[i : i + 2])]
 
 
 def _in_order(matrix: T, order: Sequence[int]) -> T:
