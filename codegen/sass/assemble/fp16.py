@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
-from codegen.sass.isa.latencies import REGISTER_CYCLES, UNITS
+from codegen.sass.isa.latencies import register_cycles
 from codegen.sass.isa.opcodes import FADD, HADD2, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 
-_HALF, _MATRIX, _FLOAT = (UNITS.index(name) for name in ("half", "matrix", "float"))
 HALF_FMA = HFMA2_IMMEDIATE | encoding.ALWAYS << 12
 MATRIX_FMA = HFMA2_MMA_IMMEDIATE | encoding.ALWAYS << 12
 ZERO_ADDEND = 1 << 82 - 64
@@ -22,7 +21,7 @@ _TO_FLOAT_HIGH = 1 << 78 - 64 | 1 << 72 - 64
 _PARTS = (2, 3)
 """Values of the field at bit 60 for the lower and the upper half of the operand."""
 _ADD = FADD | encoding.ALWAYS << 12
-_HALF_TO_FLOAT = int(REGISTER_CYCLES[_HALF, _FLOAT])
+_HALF_TO_FLOAT = register_cycles("half", "fma")
 _MATRIX_CYCLES = 11
 """From a result of the tensor cores' unit to any use."""
 
@@ -34,11 +33,11 @@ def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: N
     of the `ends`. `result` and `addend` are registers, or unique negative numbers for other instructions.
     """
     alone = result >= 0
-    soon = int(REGISTER_CYCLES[_MATRIX, [_HALF, _MATRIX]].max())
+    soon = max(register_cycles("matrix", slot) for slot in ("half", "matrix"))
     for distance in range(1, soon):
         same = result[:-distance] == addend[distance:]
         alone[:-distance] &= ~same
-        if distance < REGISTER_CYCLES[_HALF, _MATRIX]:
+        if distance < register_cycles("half", "matrix"):
             alone[distance:] &= ~same
     for distance in range(_MATRIX_CYCLES):
         alone[np.maximum(ends - distance, 0)] = False

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
-from codegen.sass.isa.latencies import REGISTER_CYCLES, UNITS
+from codegen.sass.isa.latencies import REGISTER_CYCLES, RESULTS, SLOTS
+from codegen.sass.verify.needs import measured
 from codegen.sass.verify.program import Places, Program
 
 RESULT_CYCLES = 5
@@ -19,8 +20,10 @@ RESULT_CYCLES = 5
 MOST_STALL = 15
 _UNIFORM_READY: Final = 12
 """Cycles until a load uses a uniform result. ptxas's stores and copies use one after 9, none of its loads did."""
-READY_CYCLES: Final = np.where(np.array(UNITS) == "uniform", _UNIFORM_READY, REGISTER_CYCLES[:, UNITS.index("memory")])
-"""[unit that writes]: cycles until a load may use the result in its address."""
+READY_CYCLES: Final = np.where(
+    np.array(RESULTS) == "uniform", _UNIFORM_READY, REGISTER_CYCLES[:, SLOTS.index("memory")]
+)
+"""[result]: cycles until a load may use the result in its address."""
 _SHORT = 3
 """Stalls from here on let another warp issue: the yield bit is 0."""
 
@@ -96,10 +99,10 @@ def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> 
         found.append((places, writer, cycles(writer, places, resources)))
 
     for accesses, writing in ((program.used.reads, False), (writes, True)):
-        add(accesses.word, accesses.resource, partial(program.needed, writing=writing))
+        add(accesses.word, accesses.resource, partial(measured, program, writing=writing))
     for place, registers in addresses:
         resources = np.array(list(registers), dtype=np.int64)
-        add(np.full(len(resources), place), resources, lambda writer, *_: READY_CYCLES[program.units[writer]])
+        add(np.full(len(resources), place), resources, lambda writer, *_: READY_CYCLES[program.results[writer]])
     places, writers, cycles = (np.concatenate(each) for each in zip(*found, strict=True))
     order = np.argsort(places, kind="stable")
     return places[order], writers[order], cycles[order]

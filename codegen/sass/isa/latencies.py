@@ -1,9 +1,10 @@
 """Least cycles from a result of fixed latency to its use on sm_90, as ptxas leaves them.
 
-Measured on the output of ptxas 13.0.88 for every layer in `tests/toolchain/operator_cases.py` (160,000 words) and, for
-uniform results, in 1,100 more skeletons (1.6 million words): the least distance in issue cycles for each pair of a
-unit that writes and a unit that reads. A pair that was never seen has the writer's longest latency or more. IMAD.WIDE
-reads the upper half of its addend 2 cycles late, and delivers the lower half of its result 2 cycles before the upper.
+Measured on the output of ptxas 13.0.88: chains in which each writer stands right before each operand slot that can
+read it (`tests/toolchain/latency_chains.py`), every layer in `tests/toolchain/operator_cases.py` (160,000 words) and,
+for uniform results, 1,100 more skeletons (1.6 million words). A pair that was never seen at its least distance has a
+longer one, at most the longest. IMAD.WIDE reads the upper half of its addend 2 cycles late, and delivers the lower half
+of its result 2 cycles before the upper; IMAD.HI delivers the upper half only.
 """
 
 from __future__ import annotations
@@ -15,53 +16,54 @@ from numpy.typing import NDArray
 
 from codegen.sass.isa.opcodes import Opcode
 
-_READERS: Final = ("float", "half", "matrix", "alu", "integer", "wide", "upper", "high", "memory", "function")
-UNITS: Final = (*_READERS, "uniform", "control")
-"""The units of `opcodes.Unit`, except: upper is the upper half of IMAD.WIDE's result or of a 64-bit addend, and memory
-stands for all asynchronous units but function."""
+RESULTS: Final = ("fma", "half", "matrix", "alu", "lower", "upper", "uniform")
+"""Classes of results; lower and upper are the halves of a wide product."""
+_READERS: Final = ("fma", "half", "matrix", "alu", "multiplicand", "lower", "upper", "memory", "function")
+SLOTS: Final = (*_READERS, "uniform", "control")
+"""Classes of operand slots; the operands of IMAD.WIDE and IMAD.HI are two multiplicands and an addend of two halves."""
+_RESULT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "upper", "high": "upper"}
+_SLOT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "multiplicand", "high": "multiplicand"}
 
 _LONGEST: Final = 13
 _REGISTERS: Final = {
-    "float": (4, 5, 6, 5, 5, 5, 3, 5, 5, 4),
-    "half": (5, 4, 6, 5, 5, 5, 3, 5, 5, 5),
-    "matrix": (10, 10, 8, 10, 10, 10, 8, 10, 7, 7),
-    "alu": (5, 5, 6, 4, 5, 5, 3, 5, 5, 5),
-    "integer": (4, 5, 6, 5, 4, 4, 2, 4, 5, 5),
-    "wide": (5, 5, 6, 3, 4, 4, 4, 4, 5, 5),
-    "upper": (5, 5, 6, 5, 4, 4, 4, 4, 5, 5),
-    "high": (13, 13, 13, 5, 10, 13, 13, 13, 13, 13),
+    "fma": (4, 5, 6, 5, 4, 4, 2, 5, 4),
+    "half": (5, 4, 6, 5, 5, 5, 3, 5, 5),
+    "matrix": (10, 10, 8, 10, 10, 10, 8, 7, 7),
+    "alu": (5, 5, 6, 4, 5, 5, 3, 5, 4),
+    "lower": (4, 4, 6, 3, 4, 4, 4, 5, 4),
+    "upper": (4, 5, 6, 5, 6, 4, 4, 5, 4),
 }
-_PREDICATES: Final = {"alu": 4, "integer": 5}
-"""A predicate as an operand of these units. As a guard, and for all other units, it takes the longest."""
-_UNIFORM: Final = {"uniform": 4, "alu": 6, "integer": 6, "wide": 6, "memory": 9, "function": 12}
-"""A uniform register or predicate, by the unit that reads it."""
-_MOVED: Final = 2
-"""A uniform result of UMOV or ULDC, for every reader."""
-_OVERWRITTEN: Final = {"matrix": {"matrix": 8}}
-"""By unit that writes, then unit that writes the same register next."""
-_OVERWRITTEN_BY_OTHERS: Final = {"matrix": 9}
-"""By unit that writes, for all units not in `_OVERWRITTEN`; 1 for all others."""
+_PREDICATES: Final = {
+    "alu": {"alu": 4, "fma": 5, "multiplicand": 5},
+    "fma": {"alu": 5, "fma": 4},
+    "upper": {"alu": 5, "fma": 4},
+}
+"""A predicate as an operand of these slots. As a guard, and for all other slots, it takes the longest."""
+_UNIFORM: Final = {"uniform": 4, "alu": 6, "fma": 6, "multiplicand": 6, "memory": 9, "function": 12}
+"""A uniform register or predicate, by the slot that reads it."""
 
 
-def _table(rows: dict[str, dict[str, int]], default: int) -> NDArray[np.int64]:
-    return np.array([[rows.get(to, {}).get(by, default) for by in UNITS] for to in UNITS], dtype=np.int64)
+def _table(rows: dict[str, dict[str, int]]) -> NDArray[np.int64]:
+    return np.array([[rows.get(of, {}).get(by, _LONGEST) for by in SLOTS] for of in RESULTS], dtype=np.int64)
 
 
-REGISTER_CYCLES: Final = _table(
-    {to: dict(zip(_READERS, each, strict=True)) for to, each in _REGISTERS.items()}, _LONGEST
-)
-"""[unit that writes, unit that reads]"""
-PREDICATE_CYCLES: Final = np.array([_PREDICATES.get(unit, _LONGEST) for unit in UNITS], dtype=np.int64)
-"""[unit that reads]"""
+REGISTER_CYCLES: Final = _table({of: dict(zip(_READERS, each, strict=True)) for of, each in _REGISTERS.items()})
+"""[result, slot]"""
+PREDICATE_CYCLES: Final = _table(_PREDICATES)
+"""[result, slot]"""
 GUARD_CYCLES: Final = _LONGEST
-UNIFORM_CYCLES: Final = np.array([_UNIFORM.get(unit, _LONGEST) for unit in UNITS], dtype=np.int64)
-"""[unit that reads]"""
-MOVED_UNIFORM_CYCLES: Final = _MOVED
-OVERWRITE_CYCLES: Final = np.array(
-    [[_OVERWRITTEN.get(to, {}).get(by, _OVERWRITTEN_BY_OTHERS.get(to, 1)) for by in UNITS] for to in UNITS],
-    dtype=np.int64,
-)
-"""[unit that writes, unit that writes the same register after it]"""
+UNIFORM_CYCLES: Final = np.array([_UNIFORM.get(slot, _LONGEST) for slot in SLOTS], dtype=np.int64)
+"""[slot]"""
+MOVED_UNIFORM_CYCLES: Final = 2
+"""A uniform result of UMOV or ULDC, for every reader."""
+OVERWRITE_CYCLES: Final = np.array([9 if of == "matrix" else 1 for of in RESULTS], dtype=np.int64)
+"""[result]: until a word that does not read it may overwrite it."""
+MATRIX_OVERWRITE_CYCLES: Final = 8
+"""A result of HFMA2.MMA, for another HFMA2.MMA that overwrites it."""
+RELOAD_CYCLES: Final = 2
+"""From a word that reads a register to a load into the register."""
+BRANCH_CYCLES: Final = 5
+"""From a branch to the word that it goes to."""
 LONGEST: Final = int(max(REGISTER_CYCLES.max(), PREDICATE_CYCLES.max(), OVERWRITE_CYCLES.max(), GUARD_CYCLES))
 """Every result of a fixed latency has arrived after this many cycles."""
 SETTLING_CYCLES: Final = 2
@@ -70,6 +72,18 @@ SPARE_REGISTERS: Final = 2
 """A kernel's register count is at least this many more than the registers that its words name."""
 
 
-def unit_index(opcode: Opcode) -> int:
-    """The place in UNITS of the unit that executes an opcode."""
-    return UNITS.index(opcode.unit if opcode.unit in UNITS else "memory")
+def register_cycles(result: str, slot: str) -> int:
+    """Least cycles from a result in a register to an operand, by class."""
+    return int(REGISTER_CYCLES[RESULTS.index(result), SLOTS.index(slot)])
+
+
+def result_index(opcode: Opcode) -> int:
+    """The place in RESULTS of an opcode's result of fixed latency, the upper half if it has two; else 0."""
+    result = _RESULT_OF_UNIT.get(opcode.unit, opcode.unit)
+    return RESULTS.index(result) if result in RESULTS else 0
+
+
+def slot_index(opcode: Opcode) -> int:
+    """The place in SLOTS of an opcode's operands, the multiplicands if it has wide addends."""
+    slot = _SLOT_OF_UNIT.get(opcode.unit, opcode.unit)
+    return SLOTS.index(slot if slot in SLOTS else "memory")

@@ -15,6 +15,7 @@ from codegen.sass.isa.encoding import SCOREBOARDS
 from codegen.sass.isa.latencies import LONGEST
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.isa.operands import Accesses
+from codegen.sass.verify.needs import needed
 from codegen.sass.verify.program import Finding, Places, Program, resource_name
 
 _RESULT, _CYCLES, _OPERAND = range(3)
@@ -172,9 +173,9 @@ def _unread(code: Program, branches: Places, reads: Accesses) -> _Found:
     """Operands that may still be read. A unit reads in order, so a later word's scoreboard covers earlier reads."""
     word, resource, branch = _before_branches(code, branches, reads, code.released[reads.word])
     scoreboards = np.zeros(len(word), dtype=np.int64)
-    for unit in np.unique(code.units[word]).tolist():
-        of_unit = np.flatnonzero(code.units[word] == unit)
-        alike = code.asynchronous & (code.units == unit)
+    for unit in np.unique(code.slots[word]).tolist():
+        of_unit = np.flatnonzero(code.slots[word] == unit)
+        alike = code.asynchronous & (code.slots == unit)
         for board in range(SCOREBOARDS):
             sets = np.flatnonzero(alike & ((code.read_scoreboard == board) | (code.write_scoreboard == board)))
             next_set = np.append(sets, len(code))[np.searchsorted(sets, word[of_unit])]
@@ -193,8 +194,8 @@ def _wrong(code: Program, pending: _Pending, states: _States, use: Places) -> ND
     kind = pending.kind[states.pending]
     wrong = np.where(kind == _OPERAND, ~code.asynchronous[use], kind == _RESULT)
     cycles = np.flatnonzero(kind == _CYCLES)
-    elapsed, needed = _cycles_of(code, pending, states.at(cycles), use[cycles])
-    wrong[cycles] = elapsed < needed
+    elapsed, least = _cycles_of(code, pending, states.at(cycles), use[cycles])
+    wrong[cycles] = elapsed < least
     return wrong
 
 
@@ -205,12 +206,12 @@ def _cycles_of(
     elapsed = states.elapsed + code.cycles[use] - code.cycles[states.start]
     writer, resource = pending.word[states.pending], pending.resource[states.pending]
     reads = code.used.reads.following(resource, use) == use
-    by_reading = code.needed(writer, use, resource, writing=False)
-    return elapsed, np.where(reads, by_reading, code.needed(writer, use, resource, writing=True))
+    by_reading = needed(code, writer, use, resource, writing=False)
+    return elapsed, np.where(reads, by_reading, needed(code, writer, use, resource, writing=True))
 
 
 def _findings(code: Program, pending: _Pending, states: _States, use: Places) -> Iterator[Finding]:
-    elapsed, needed = _cycles_of(code, pending, states, use)
+    elapsed, least = _cycles_of(code, pending, states, use)
     for i, place in enumerate(use.tolist()):
         which = int(states.pending[i])
         name, word = resource_name(int(pending.resource[which])), pending.word[which]
@@ -218,7 +219,7 @@ def _findings(code: Program, pending: _Pending, states: _States, use: Places) ->
             place,
             (
                 f"uses {name} before word {word}, from which a branch leads here, is waited for",
-                f"uses {name} {elapsed[i]} cycles after word {word}, not {needed[i]}",
+                f"uses {name} {elapsed[i]} cycles after word {word}, not {least[i]}",
                 f"overwrites {name} before word {word}, which branches here, has read it",
             )[pending.kind[which]],
         )

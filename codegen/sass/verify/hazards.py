@@ -3,8 +3,8 @@
 It checks, along the code and along every branch:
 
 - A result of unknown latency (loads, special registers) is waited for before its register is used.
-- Operands of a load or store are not overwritten before they have been read.
-- A result of fixed latency is at least as far from its use as ptxas puts it (`isa/latencies.py`).
+- Operands are not overwritten before they have been read.
+- A result of fixed latency is as far from its use as ptxas puts it, and as NVIDIA publishes (`needs.py`).
 - Each wait is for a scoreboard that something sets.
 - Registers stay below the cubin's count, and branches go to words of the code.
 
@@ -25,6 +25,7 @@ from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, REUSE, SOURCE_A, WO
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.verify.branch_hazards import check_branches
 from codegen.sass.verify.cluster_barriers import check_cluster_barriers
+from codegen.sass.verify.needs import needed, needed_after_read
 from codegen.sass.verify.program import ARCHITECTURE, Finding, Places, Program, resource_name
 
 _SHOWN = 3
@@ -50,12 +51,12 @@ def check(words: Words, registers: int, jump_targets: Places | None = None) -> l
     """
     code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets)
     found = [*_bounds(code, registers), *_waits(code), *_register_hazards(code), *_overwritten_operands(code)]
-    found += [*check_branches(code), *_stale_reuse(code), *check_cluster_barriers(code)]
+    found += [*_reloaded_operands(code), *check_branches(code), *_stale_reuse(code), *check_cluster_barriers(code)]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
 
 
 def _bounds(code: Program, registers: int) -> Iterator[Finding]:
-    """Registers beyond the count, branches out of the code, and code that runs off its end."""
+    """Registers beyond the count, branches out of the code or too soon, and code that runs off its end."""
     for accesses in (code.used.reads, code.used.writes):
         limit = registers - latencies.SPARE_REGISTERS
         for i in np.flatnonzero((accesses.resource < PREDICATES) & (accesses.resource >= limit)):
@@ -65,6 +66,10 @@ def _bounds(code: Program, registers: int) -> Iterator[Finding]:
         distance = int(code.distances[b])
         if distance % WORD_BYTES or not 0 <= b + 1 + distance // WORD_BYTES < len(code):
             yield Finding(int(b), f"branches over {distance} bytes, to no word of the code")
+    branches, targets = code.branches.T
+    hasty = (code.stalls[branches] < latencies.BRANCH_CYCLES) & (branches != targets)
+    for b in np.unique(branches[hasty]).tolist():
+        yield Finding(b, f"branches after {code.stalls[b]} cycles, not {latencies.BRANCH_CYCLES}")
     for target in code.jump_targets.tolist():
         if not 0 <= target < len(code):
             yield Finding(0, f"a jump table names word {target} of {len(code)}")
@@ -135,8 +140,8 @@ def _too_early(code: Program, writer: Places, places: Places, resources: Places,
     late, near = unknown & (code.done[writer] > places), ~unknown & (passed < latencies.LONGEST)
     if writing:
         late &= ~((code.queues[writer] > 0) & (code.queues[writer] == code.queues[places]))
-    needed = code.needed(writer, places, resources, writing=writing)
-    wrong = np.flatnonzero(late | near & (passed < needed))
+    least = needed(code, writer, places, resources, writing=writing)
+    wrong = np.flatnonzero(late | near & (passed < least))
     wrong = wrong[~code.opposite(writer[wrong], places[wrong])]
     verb = "overwrites" if writing else "reads"
     for i in wrong.tolist():
@@ -144,7 +149,7 @@ def _too_early(code: Program, writer: Places, places: Places, resources: Places,
         if late[i]:
             yield Finding(int(places[i]), f"{verb} {name} before word {writer[i]} is waited for")
         else:
-            cycles = f"{passed[i]} cycles after word {writer[i]}, not {needed[i]}"
+            cycles = f"{passed[i]} cycles after word {writer[i]}, not {least[i]}"
             yield Finding(int(places[i]), f"{verb} {name} {cycles}")
 
 
@@ -161,6 +166,20 @@ def _overwritten_operands(code: Program) -> Iterator[Finding]:
     for i in np.flatnonzero(wrong):
         name = resource_name(int(resources[i]))
         yield Finding(int(writer[i]), f"overwrites {name} before word {readers[i]} has read it")
+
+
+def _reloaded_operands(code: Program) -> Iterator[Finding]:
+    """Loads into a register that a word of fixed latency right before them still reads. A branch takes longer."""
+    writes, reads = code.used.writes, code.used.reads
+    chosen = writes.where((code.asynchronous | code.quick_uniform)[writes.word])
+    places, resources = chosen.word, chosen.resource
+    readers = reads.where(~code.asynchronous[reads.word]).before(resources, places)
+    there = np.flatnonzero((readers >= 0) & (code.segment[readers] == code.segment[places]))
+    places, resources, readers = places[there], resources[there], readers[there]
+    passed, least = code.cycles[places] - code.cycles[readers], needed_after_read(code, readers, places, resources)
+    for i in np.flatnonzero(passed < least).tolist():
+        name = resource_name(int(resources[i]))
+        yield Finding(int(places[i]), f"overwrites {name} {passed[i]} cycles after word {readers[i]}, not {least[i]}")
 
 
 def _stale_reuse(code: Program) -> Iterator[Finding]:

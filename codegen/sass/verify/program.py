@@ -1,4 +1,4 @@
-"""A kernel's words, decoded for the hazard checker: results, waits, branches and required distances.
+"""A kernel's words, decoded for the hazard checker: results, waits and branches.
 
 A place is the number of a word; the count of all words means "nowhere". A segment is a run of words that only
 falls through from one to the next.
@@ -13,20 +13,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.isa import latencies
 from codegen.sass.isa.branches import branch_distances
 from codegen.sass.isa.encoding import (
     ALWAYS,
-    DESTINATION,
     NEGATED_PREDICATE,
     NO_SCOREBOARD,
-    OPCODE,
     PREDICATE,
     READ_SCOREBOARD,
     SCOREBOARDS,
-    SOURCE_A,
-    SOURCE_B,
-    SOURCE_C,
     STALL,
     WAIT,
     WORD_BYTES,
@@ -34,7 +28,8 @@ from codegen.sass.isa.encoding import (
     Field,
     Words,
 )
-from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, Form
+from codegen.sass.isa.latencies import result_index, slot_index
+from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Accesses, operands
 
 ARCHITECTURE: Final = 90
@@ -42,7 +37,6 @@ ARCHITECTURE: Final = 90
 Places = NDArray[np.int64]
 
 _INPUT_PREDICATE = Field(87, 4)
-_WIDE, _HIGH, _UPPER = (latencies.UNITS.index(name) for name in ("wide", "high", "upper"))
 _DEPBAR_SCOREBOARD, _DEPBAR_LEFT = Field(44, 3), Field(38, 6)
 
 
@@ -67,8 +61,10 @@ class Program:
         self.guard_negated = NEGATED_PREDICATE.get(words)
         self.write_scoreboard, self.read_scoreboard = WRITE_SCOREBOARD.get(words), READ_SCOREBOARD.get(words)
         self.asynchronous = used.asynchronous
-        self.units = used.per_word(latencies.unit_index)
-        """[words]: the place of each word's unit in `latencies.UNITS`."""
+        self.slots = used.per_word(slot_index)
+        """[words]: the place in `latencies.SLOTS` of each word's operands."""
+        self.results = used.per_word(result_index)
+        """[words]: the place in `latencies.RESULTS` of each word's result."""
         self.least_cycles = used.per_word(lambda opcode: opcode.least_cycles)
         self.quick_uniform = used.per_word(lambda opcode: opcode.quick_uniform) != 0
         self.queues = used.per_word(lambda opcode: opcode.queue)
@@ -161,8 +157,8 @@ class Program:
         places = np.flatnonzero(self.asynchronous)
         for boards in (self.read_scoreboard, self.write_scoreboard):
             result[places] = np.minimum(result[places], self.first_wait(places, boards[places]))
-        for queue in np.unique(self.units[places]):
-            of = places[self.units[places] == queue]
+        for queue in np.unique(self.slots[places]):
+            of = places[self.slots[places] == queue]
             result[of] = self._least_from(result, of)
         return result
 
@@ -193,38 +189,6 @@ class Program:
         unchanged = self.used.writes.before(resources, first) == self.used.writes.before(resources, second)
         both: NDArray[np.bool_] = guarded & unchanged
         return both
-
-    def needed(self, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
-        """Least cycles from words `writer` to the words `places` that read, or with `writing` overwrite, a result."""
-        by, to = self.units[places], self.units[writer]
-        if writing:
-            # A word that also reads the register is checked as a reader.
-            read = self.used.reads.hold(resources, places)
-            return np.where(read, 1, latencies.OVERWRITE_CYCLES[to, by])
-        guard = (self.guard[places] != ALWAYS) & (resources == PREDICATES + self.guard[places])
-        of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[by])
-        by, to = (
-            np.where(self.is_upper_addend(places, resources), _UPPER, by),
-            np.where(self.is_upper_result(writer, resources), _UPPER, to),
-        )
-        of_register = np.maximum(latencies.REGISTER_CYCLES[to, by], self.least_cycles[writer])
-        needed = np.where(resources >= PREDICATES, of_predicate, of_register)
-        moved = self.quick_uniform[writer]
-        of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[by])
-        return np.where(resources >= UNIFORM_REGISTERS, of_uniform, needed)
-
-    def is_upper_addend(self, places: Places, resources: Places) -> NDArray[np.bool_]:
-        """Whether the word at a place uses a register only as the upper half of a 64-bit addend."""
-        words, wide = self.words[places], np.isin(self.units[places], (_WIDE, _HIGH))
-        second = (OPCODE.get(words) >> FORM_SHIFT == Form.REGISTERS) & (SOURCE_B.get(words) == resources)
-        others = second | (SOURCE_A.get(words) == resources)
-        late: NDArray[np.bool_] = wide & (SOURCE_C.get(words) + 1 == resources) & ~others
-        return late
-
-    def is_upper_result(self, writer: Places, resources: Places) -> NDArray[np.bool_]:
-        """Whether a register is the upper half of an IMAD.WIDE's result."""
-        last: NDArray[np.bool_] = (self.units[writer] == _WIDE) & (DESTINATION.get(self.words[writer]) != resources)
-        return last
 
     @cached_property
     def certain_writes(self) -> Accesses:

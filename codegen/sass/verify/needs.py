@@ -1,0 +1,109 @@
+"""The least distance between a result of fixed latency and a word that uses it: the larger figure of two sources.
+
+`isa/latencies.py` says what ptxas leaves, `published_latencies.py` what NVIDIA says. They share no number and no
+assignment of instructions to classes, so that an error in one does not pass the checker.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.sass.isa import latencies
+from codegen.sass.isa.encoding import ALWAYS, DESTINATION, OPCODE, SOURCE_A, SOURCE_B, SOURCE_C, Field
+from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, Form
+from codegen.sass.verify import published_latencies as figures
+from codegen.sass.verify.program import Places, Program
+
+_MATRIX: Final = latencies.RESULTS.index("matrix")
+_TO_FLOAT: Final = Field(78, 1)
+"""HADD2: the result is a float32."""
+_ADDEND_IN_REGISTERS: Final = [form for form in Form if not form.swapped]
+
+
+def needed(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
+    """Least cycles from words `writer` to the words `places` that read, or with `writing` overwrite, a result."""
+    from_ptxas = measured(code, writer, places, resources, writing=writing)
+    return np.maximum(from_ptxas, published(code, writer, places, resources, writing=writing))
+
+
+def measured(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
+    """The cycles of `needed` that ptxas leaves."""
+    if writing:
+        both = (code.results[writer] == _MATRIX) & (code.results[places] == _MATRIX)
+        after = np.where(both, latencies.MATRIX_OVERWRITE_CYCLES, latencies.OVERWRITE_CYCLES[code.results[writer]])
+        # A word that also reads the register is checked as a reader.
+        return np.where(code.used.reads.hold(resources, places), 1, after)
+    result, slot = result_class(code, writer, resources), slot_class(code, places, resources)
+    guard = resources == PREDICATES + code.guard[places]
+    of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[result, slot])
+    of_register = np.maximum(latencies.REGISTER_CYCLES[result, slot], code.least_cycles[writer])
+    moved = code.quick_uniform[writer]
+    of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[slot])
+    cycles = np.where(resources >= PREDICATES, of_predicate, of_register)
+    return np.where(resources >= UNIFORM_REGISTERS, of_uniform, cycles)
+
+
+def result_class(code: Program, writer: Places, resources: Places) -> Places:
+    """The place in `latencies.RESULTS` of the result that a word writes to a resource."""
+    lower = _is_lower_result(code, writer, resources)
+    return np.where(lower, latencies.RESULTS.index("lower"), code.results[writer])
+
+
+def slot_class(code: Program, places: Places, resources: Places) -> Places:
+    """The place in `latencies.SLOTS` of the operand that a resource is; of several, the one that is read first."""
+    return _with_halves(code, places, resources, latencies.SLOTS, code.slots[places])
+
+
+def published(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
+    """The cycles of `needed` that NVIDIA publishes."""
+    result = _published_result(code, writer, resources)
+    if writing:
+        guarded = (code.guard[writer] != ALWAYS).astype(np.int64)
+        overwritten: Places = figures.OVERWRITE_CYCLES[guarded, result, _published_result(code, places, resources)]
+        return overwritten
+    operand = code.used.per_word(figures.operand_index)[places]
+    to_float = code.used.named("HADD2")[places] & (_TO_FLOAT.get(code.words[places]) == 1)
+    operand = np.where(to_float, figures.OPERANDS.index("fp16_f32"), operand)
+    operand = _with_halves(code, places, resources, figures.OPERANDS, operand)
+    starts = (PREDICATES, UNIFORM_REGISTERS, UNIFORM_PREDICATES)
+    kind = np.searchsorted(starts, resources, "right")
+    guard = np.where(code.used.per_word(lambda opcode: opcode.uniform)[places] != 0, UNIFORM_PREDICATES, PREDICATES)
+    guard = resources == guard + code.guard[places]
+    return np.where(guard, figures.GUARD_CYCLES[kind], figures.READ_CYCLES[kind, operand, result])
+
+
+def needed_after_read(code: Program, readers: Places, places: Places, resources: Places) -> Places:
+    """Least cycles from words of fixed latency that read a resource to the words `places` that overwrite it."""
+    reload = np.where(resources < PREDICATES, max(latencies.RELOAD_CYCLES, figures.RELOAD_CYCLES), 1)
+    by_move = _published_result(code, places, resources) == figures.RESULTS.index("umov")
+    by_move &= code.used.per_word(figures.operand_index)[readers] == figures.OPERANDS.index("udp")
+    return np.where(code.asynchronous[places], reload, np.where(by_move, figures.UNIFORM_MOVE_CYCLES, 1))
+
+
+def _published_result(code: Program, writer: Places, resources: Places) -> Places:
+    """The place in `published_latencies.RESULTS` of the result that a word writes to a resource."""
+    result = code.used.per_word(figures.result_index)[writer]
+    to_float = code.used.named("HADD2")[writer] & (_TO_FLOAT.get(code.words[writer]) == 1)
+    result = np.where(to_float, figures.RESULTS.index("fp16_f32"), result)
+    return np.where(_is_lower_result(code, writer, resources), figures.RESULTS.index("lower"), result)
+
+
+def _is_lower_result(code: Program, writer: Places, resources: Places) -> NDArray[np.bool_]:
+    """Whether a register is the lower half of a wide product."""
+    wide = code.used.named("IMAD.WIDE")[writer]
+    lower: NDArray[np.bool_] = wide & (DESTINATION.get(code.words[writer]) == resources)
+    return lower
+
+
+def _with_halves(code: Program, places: Places, resources: Places, classes: tuple[str, ...], others: Places) -> Places:
+    """The operand class of words that use a register only as half of a 64-bit addend, `others` for all others."""
+    words = code.words[places]
+    form, addend = OPCODE.get(words) >> FORM_SHIFT, SOURCE_C.get(words)
+    second = (form == Form.REGISTERS) & (SOURCE_B.get(words) == resources)
+    only = code.used.named("IMAD.WIDE", "IMAD.HI")[places] & np.isin(form, _ADDEND_IN_REGISTERS)
+    only &= ~second & (SOURCE_A.get(words) != resources)
+    halves = [only & (addend + i == resources) for i in (0, 1)]
+    return np.select(halves, [np.array(classes.index(name)) for name in ("lower", "upper")], others)
