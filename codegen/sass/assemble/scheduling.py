@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import REGISTER_CYCLES, RESULTS, SLOTS
-from codegen.sass.verify.needs import measured
+from codegen.sass.verify.needs import measured, reloads
 from codegen.sass.verify.program import Places, Program
 
 RESULT_CYCLES = 5
@@ -88,7 +88,7 @@ def settle(
 
 
 def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> tuple[Places, Places, Places]:
-    """[needs]: words, the earlier words whose results they use or overwrite, and the cycles between the two."""
+    """[needs]: words, the earlier words whose results or operands they use or overwrite, and the cycles between."""
     writes = program.used.writes
     found: list[tuple[Places, Places, Places]] = []
 
@@ -103,6 +103,8 @@ def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> 
     for place, registers in addresses:
         resources = np.array(list(registers), dtype=np.int64)
         add(np.full(len(resources), place), resources, lambda writer, *_: READY_CYCLES[program.results[writer]])
+    readers, places, _, cycles = reloads(program)
+    found.append((places, readers, cycles))
     places, writers, cycles = (np.concatenate(each) for each in zip(*found, strict=True))
     order = np.argsort(places, kind="stable")
     return places[order], writers[order], cycles[order]

@@ -20,7 +20,7 @@ from codegen.sass.assemble.overlapped_chunks import GapWords, InsertedWords, Pla
 from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
-from codegen.sass.isa.latencies import SETTLING_CYCLES
+from codegen.sass.isa.latencies import RELOAD_CYCLES, SETTLING_CYCLES
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, LDS, UNIFORM_ADDRESS
 from codegen.sass.skeleton.reader import Skeleton
 
@@ -308,6 +308,10 @@ def _set_stalls(code: _Instructions, plan: _Plan) -> None:
             stall[depends] = np.maximum(stall[depends], cycles + 1 - distance)
     neighbours = plan.at_transform[:-1][np.diff(plan.at_transform) == 1]
     stall[neighbours] = np.maximum(stall[neighbours], transform.apart)
+    before = plan.at_load[plan.at_load > 0] - 1
+    read = code.multiplicand[before] - plan.loads.register[plan.at_load > 0]
+    reloaded = before[(read >= 0) & (read < plan.loads.words[plan.at_load > 0])]
+    stall[reloaded] = np.maximum(stall[reloaded], RELOAD_CYCLES)
     settles = np.flatnonzero((code.waits[1:] >> np.minimum(code.sets[:-1], encoding.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLING_CYCLES)
     stall[plan.at_last] = np.maximum(stall[plan.at_last], RESULT_CYCLES)

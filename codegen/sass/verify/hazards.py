@@ -25,7 +25,7 @@ from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, REUSE, SOURCE_A, WO
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.verify.branch_hazards import check_branches
 from codegen.sass.verify.cluster_barriers import check_cluster_barriers
-from codegen.sass.verify.needs import needed, needed_after_read
+from codegen.sass.verify.needs import needed, reloads
 from codegen.sass.verify.program import ARCHITECTURE, Finding, Places, Program, resource_name
 
 _SHOWN = 3
@@ -170,14 +170,9 @@ def _overwritten_operands(code: Program) -> Iterator[Finding]:
 
 def _reloaded_operands(code: Program) -> Iterator[Finding]:
     """Loads into a register that a word of fixed latency right before them still reads. A branch takes longer."""
-    writes, reads = code.used.writes, code.used.reads
-    chosen = writes.where((code.asynchronous | code.quick_uniform)[writes.word])
-    places, resources = chosen.word, chosen.resource
-    readers = reads.where(~code.asynchronous[reads.word]).before(resources, places)
-    there = np.flatnonzero((readers >= 0) & (code.segment[readers] == code.segment[places]))
-    places, resources, readers = places[there], resources[there], readers[there]
-    passed, least = code.cycles[places] - code.cycles[readers], needed_after_read(code, readers, places, resources)
-    for i in np.flatnonzero(passed < least).tolist():
+    readers, places, resources, least = reloads(code)
+    passed = code.cycles[places] - code.cycles[readers]
+    for i in np.flatnonzero((passed < least) & (code.segment[readers] == code.segment[places])).tolist():
         name = resource_name(int(resources[i]))
         yield Finding(int(places[i]), f"overwrites {name} {passed[i]} cycles after word {readers[i]}, not {least[i]}")
 

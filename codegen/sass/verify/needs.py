@@ -75,12 +75,21 @@ def published(code: Program, writer: Places, places: Places, resources: Places, 
     return np.where(guard, figures.GUARD_CYCLES[kind], figures.READ_CYCLES[kind, operand, result])
 
 
-def needed_after_read(code: Program, readers: Places, places: Places, resources: Places) -> Places:
-    """Least cycles from words of fixed latency that read a resource to the words `places` that overwrite it."""
-    reload = np.where(resources < PREDICATES, max(latencies.RELOAD_CYCLES, figures.RELOAD_CYCLES), 1)
-    by_move = _published_result(code, places, resources) == figures.RESULTS.index("umov")
-    by_move &= code.used.per_word(figures.operand_index)[readers] == figures.OPERANDS.index("udp")
-    return np.where(code.asynchronous[places], reload, np.where(by_move, figures.UNIFORM_MOVE_CYCLES, 1))
+def reloads(code: Program) -> tuple[Places, Places, Places, Places]:
+    """Words that overwrite a register which a word of fixed latency before them reads, and that must come later.
+
+    The reading words, the overwriting words, the resources, and the least cycles between the two.
+    """
+    writes, reads = code.used.writes, code.used.reads
+    chosen = writes.where((code.asynchronous | code.quick_uniform)[writes.word])
+    places, resources = chosen.word, chosen.resource
+    readers = reads.where(~code.asynchronous[reads.word]).before(resources, places)
+    there = np.flatnonzero(readers >= 0)
+    readers, places, resources = readers[there], places[there], resources[there]
+    of_load = np.where(resources < PREDICATES, max(latencies.RELOAD_CYCLES, figures.RELOAD_CYCLES), 1)
+    uniform = code.used.per_word(figures.operand_index)[readers] == figures.OPERANDS.index("udp")
+    of_move = np.where(uniform, figures.UNIFORM_MOVE_CYCLES, 1)
+    return readers, places, resources, np.where(code.asynchronous[places], of_load, of_move)
 
 
 def _published_result(code: Program, writer: Places, resources: Places) -> Places:
@@ -104,6 +113,6 @@ def _with_halves(code: Program, places: Places, resources: Places, classes: tupl
     form, addend = OPCODE.get(words) >> FORM_SHIFT, SOURCE_C.get(words)
     second = (form == Form.REGISTERS) & (SOURCE_B.get(words) == resources)
     only = code.used.named("IMAD.WIDE", "IMAD.HI")[places] & np.isin(form, _ADDEND_IN_REGISTERS)
-    only &= ~second & (SOURCE_A.get(words) != resources)
+    only &= (resources < PREDICATES) & ~second & (SOURCE_A.get(words) != resources)
     halves = [only & (addend + i == resources) for i in (0, 1)]
     return np.select(halves, [np.array(classes.index(name)) for name in ("lower", "upper")], others)
