@@ -300,7 +300,7 @@ def _set_reuse(code: _Instructions, plan: _Plan) -> None:
 
 
 def _set_stalls(code: _Instructions, plan: _Plan) -> None:
-    """Stalls for results that later instructions use, and for scoreboards that the next instruction waits for."""
+    """Stalls for results that later instructions use, registers that are loaded again, and scoreboards waited for."""
     stall, transform = code.stall, plan.loads.transform
     for cycles, operand in ((FMA_CYCLES, code.addend), (transform.cycles, code.multiplicand)):
         for distance in range(1, cycles):
@@ -308,9 +308,9 @@ def _set_stalls(code: _Instructions, plan: _Plan) -> None:
             stall[depends] = np.maximum(stall[depends], cycles + 1 - distance)
     neighbours = plan.at_transform[:-1][np.diff(plan.at_transform) == 1]
     stall[neighbours] = np.maximum(stall[neighbours], transform.apart)
-    before = plan.at_load[plan.at_load > 0] - 1
-    read = code.multiplicand[before] - plan.loads.register[plan.at_load > 0]
-    reloaded = before[(read >= 0) & (read < plan.loads.words[plan.at_load > 0])]
+    before = plan.at_load[1:] - 1
+    read = code.multiplicand[before] - plan.loads.register[1:]
+    reloaded = before[(read >= 0) & (read < plan.loads.words[1:])]
     stall[reloaded] = np.maximum(stall[reloaded], RELOAD_CYCLES)
     settles = np.flatnonzero((code.waits[1:] >> np.minimum(code.sets[:-1], encoding.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLING_CYCLES)
