@@ -46,10 +46,11 @@ from codegen.sass.isa.opcodes import (
     Slot,
 )
 from codegen.sass.isa.operands import operands, slots_read, slots_written
-from codegen.sass.verify import hazards
+from codegen.sass.verify import hazards, needs, published_latencies
 from codegen.sass.verify.program import Program
 from tests.toolchain.latency_chains import latency_chain
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for
+from tests.toolchain.test_nvdisasm import directly
 
 KINDS = (
     PLAIN,
@@ -224,6 +225,43 @@ def test_a_result_one_cycle_sooner_than_ptxas_ever_leaves_it_is_refused(chain: C
     assert [(each.kind, each.cycles) for each in accepted] == []
     assert len(in_chain) > 100
     assert len(elsewhere) > 20
+
+
+@pytest.mark.parametrize("wrong", ["measured", "published"])
+def test_the_upper_half_of_a_product_is_a_multiplicand_after_6_cycles_by_either_source(
+    chain: CubinFile, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 cycles were enough for the checker when addends and multiplicands were one class. ptxas leaves 6."""
+    monkeypatch.setattr(needs, wrong, lambda code, writer, *_, writing: np.ones_like(writer))
+    products = ("IMAD.WIDE 16+1", "IMAD.WIDE 24+0 of form 1"), ("IMAD.WIDE 16+1", "IMAD.WIDE 32+0 of form 1")
+    chosen = [each for each in nearest([chain], OFTEN_IN_CHAIN) if each.kind in products]
+    assert [each.cycles for each in chosen] == [6, 6]
+    assert all(is_refused_one_cycle_sooner(each) for each in chosen)
+
+
+def test_every_result_of_a_fixed_latency_has_a_published_class() -> None:
+    fixed = [each for each in OPCODES.values() if not each.asynchronous and (each.result or each.writes)]
+    unknown = published_latencies.RESULTS.index("decoupled")
+    assert [each.name for each in fixed if published_latencies.result_index(each) == unknown] == []
+
+
+def test_a_register_is_not_loaded_in_the_cycle_after_a_multiply_add_reads_it() -> None:
+    cubin = CubinFile.read(directly("strides, a rectangular kernel, uneven padding"))
+    words = cubin.words
+    opcodes, sources, targets = OPCODE.get(words), SOURCE_A.get(words), DESTINATION.get(words)
+    loads = np.flatnonzero((opcodes[1:] == LDS) & (opcodes[:-1] == FFMA_IMMEDIATE) & (sources[:-1] == targets[1:]))
+    assert len(loads)
+    for place in loads.tolist():
+        found = hazards.check(changed(cubin, STALL, place, 1), cubin.registers)
+        assert any(f"1 cycles after word {place}, not 2" in each.reason for each in found)
+
+
+def test_a_branch_that_leaves_too_few_cycles_is_refused(cubin: CubinFile) -> None:
+    taken = [
+        branch for branch, target in Program(cubin.words, np.zeros(0, np.int64)).branches.tolist() if branch != target
+    ]
+    found = hazards.check(changed(cubin, STALL, taken[0], 4), cubin.registers)
+    assert any("branches after 4 cycles, not 5" in each.reason for each in found)
 
 
 @pytest.mark.parametrize(("guard", "accepted"), [(ALWAYS, True), (0, False)])
