@@ -65,6 +65,9 @@ def separate_early_loads(words: Words, last: int) -> tuple[int, ...]:
     waits[use] |= 1 << own
     encoding.WRITE_SCOREBOARD.put(words, written)
     encoding.WAIT.put(words, waits)
+    awaited_next = ((written == own) | (read == own)) & np.append(waits[1:] >> own & 1 == 1, False)
+    stalls = encoding.STALL.get(words)
+    encoding.STALL.put(words, np.where(awaited_next, np.maximum(stalls, SETTLING_CYCLES), stalls))
     return tuple(board for board in WEIGHT_CODE if board != own)
 
 
