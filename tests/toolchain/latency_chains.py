@@ -39,6 +39,7 @@ _INSTRUCTIONS: Final = (
     "mad.lo.s32 {d}, r1, r2, {x};",
     "mul.hi.u32 {d}, {x}, r1;",
     "mad.hi.u32 {d}, r1, r2, {x};",
+    "mad.hi.s32 {d}, r1, r2, {x};",
     "ex2.approx.ftz.f32 {d}, {x};",
     "{{ .reg .u32 a; mov.b32 a, {x}; ld.volatile.shared.b32 {d}, [a]; }}",
     "{{ .reg .u32 a; mov.b32 a, {x}; st.volatile.shared.b32 [a], r1; }}",

@@ -69,7 +69,7 @@ KINDS = (
 )
 
 
-OFTEN, OFTEN_IN_CHAIN = 30, 5
+OFTEN, OFTEN_IN_CHAIN = 30, 6
 """A kind of dependence seen this often in the cubins of KINDS, or in a chain, is seen at its least distance."""
 
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from codegen.sass.isa.opcodes import Opcode
 
-RESULTS: Final = ("fma", "half", "matrix", "alu", "lower", "upper", "high", "uniform")
-"""Classes of results. lower, upper: halves of a wide product; high: of IMAD.HI."""
+RESULTS: Final = ("fma", "half", "matrix", "alu", "lower", "upper", "uniform")
+"""Classes of results. lower, upper: halves of a wide product; IMAD.HI has the upper one only."""
 _READERS: Final = ("fma", "half", "matrix", "alu", "multiplicand", "lower", "upper", "memory", "function")
 SLOTS: Final = (*_READERS, "uniform", "control")
 """Classes of operand slots; the operands of IMAD.WIDE and IMAD.HI are two multiplicands and an addend of two halves."""
-_RESULT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "upper"}
+_RESULT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "upper", "high": "upper"}
 _SLOT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "multiplicand", "high": "multiplicand"}
 
 _LONGEST: Final = 13
@@ -32,13 +32,11 @@ _REGISTERS: Final = {
     "alu": (5, 5, 6, 4, 5, 5, 3, 5, 4),
     "lower": (4, 4, 6, 3, 4, 4, 4, 5, 4),
     "upper": (4, 5, 6, 5, 6, 4, 4, 5, 4),
-    "high": (4, 5, 6, 5, 6, 6, 6, 5, 4),
 }
 _PREDICATES: Final = {
     "alu": {"alu": 4, "fma": 5, "multiplicand": 5},
     "fma": {"alu": 5, "fma": 4},
     "upper": {"alu": 5, "fma": 4},
-    "high": {"alu": 5, "fma": 4},
 }
 """A predicate as an operand of these slots. As a guard, and for all other slots, it takes the longest."""
 _UNIFORM: Final = {"uniform": 4, "alu": 6, "fma": 6, "multiplicand": 6, "memory": 9, "function": 12}
