@@ -380,24 +380,23 @@ class Farm:
         job_id: str,
         *,
         gpu: bool = False,
-        machine: bool = False,
         batch: int = 2,
         seed: int = 0,
         local: bool = False,
         notice: Notice = no_notice,
     ) -> Iterator[LayerVerification]:
-        """Verifies the layers of a job that succeeded, one by one: PTX in the emulator, or cubins on a GPU.
+        """Verifies the layers of a job that succeeded, one by one: cubins in the emulator, or on a GPU.
 
-        `machine` emulates the machine code of the sm_90 cubins instead of the PTX. The GPU is the cluster's or, with
-        `local`, this machine's. Raises DeviceError and NoWorkerError without a GPU, UsageError for a batch larger than
-        a kernel takes.
+        The emulator runs PTX where it does not support the machine code. The GPU is the cluster's or, with `local`,
+        this machine's. Raises DeviceError and NoWorkerError without a GPU, UsageError for a batch larger than a kernel
+        takes.
         """
         from farm.verify.layers import check_batch, verify_on_cpu
 
         detail = self._succeeded(job_id)
         check_batch(detail.builds, detail.results, batch)
         if not gpu:
-            return verify_on_cpu(self._store, detail.builds, detail.results, machine=machine, batch=batch, seed=seed)
+            return verify_on_cpu(self._store, detail.builds, detail.results, batch=batch, seed=seed)
         return self._verify_on_gpu(detail, batch, seed, local, notice)
 
     def _verify_on_gpu(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,9 +38,6 @@ COLUMNS = (
 def verify(
     job: OneJob = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
-    machine: Annotated[
-        bool, typer.Option("--machine", help="Emulate the machine code of cubins for sm_90 instead of the PTX.")
-    ] = False,
     batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
     local: Local = False,
@@ -57,9 +55,9 @@ def verify(
 ) -> int:
     """Check every layer's kernel against a float64 reference.
 
-    Runs the PTX in an emulator, or the cubins on a GPU with --gpu. % OF TOLERANCE is the largest error as a share of
-    the tolerance, which follows from the number of terms and the data type; up to 100 % passes. With --gpu the cubins
-    run on a GPU of the Ray cluster, if one is configured.
+    Runs the cubins in an emulator, which knows sm_90, and the PTX of other cubins; with --gpu all run on a GPU, of the
+    Ray cluster if one is configured. % OF TOLERANCE is the largest error as a share of the tolerance, which follows
+    from the number of terms and the data type; up to 100 % passes.
 
     With --network every tensor that the ONNX model has too is compared with onnxruntime (extra `reference`). The
     tolerance is a share of the tensor's largest element: 1e-4 in float32, 0.02 in float16, 0.1 in bfloat16.
@@ -70,8 +68,6 @@ def verify(
 
     if local and not gpu:
         raise UsageError("--local selects a GPU: add --gpu")
-    if machine and (gpu or network):
-        raise UsageError("--machine cannot be combined with --gpu or --network: it emulates the cubins")
     if network:
         arrays = tuple(read_arrays(inputs or ()))
         question = NetworkQuestion(arrays, model, gpu=gpu, local=local, batch=batch, seed=seed)
@@ -82,9 +78,7 @@ def verify(
         raise UsageError("--input and --model are for the whole network: add --network")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
-        for layer in farm.verify(
-            job, gpu=gpu, machine=machine, batch=batch, seed=seed, local=local, notice=spinner.update
-        ):
+        for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed, local=local, notice=spinner.update):
             verification = layer.verification
             spinner.update(f"verified {layer.layer}")
             rows.append(
@@ -93,6 +87,7 @@ def verify(
                     "parts": layer.parts,
                     "archs": list(layer.archs),
                     "on": layer.where,
+                    "ptx_because": layer.ptx_because,
                     "blocks": verification.blocks_run,
                     "blocks_total": verification.blocks_total,
                     "outputs": verification.outputs_checked,
@@ -107,7 +102,7 @@ def verify(
         print_json({"ok": not wrong, "layers": rows})
     else:
         console = stdout()
-        for shown in (verdict_table(rows, console.width), *wrong_lines(rows)):
+        for shown in (verdict_table(rows, console.width), *ptx_lines(rows), *wrong_lines(rows)):
             console.print(shown, soft_wrap=True)
         outputs = sum(row["outputs"] for row in rows)
         layers = len({row["layer"] for row in rows})  # a layer with several tilings has several rows
@@ -136,6 +131,15 @@ def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
     if any(row["parts"] > 1 for row in rows):
         return fitted_table(COLUMNS, cells, width)
     return fitted_table(*without_column("PARTS", COLUMNS, cells), width)
+
+
+def ptx_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """The checks that ran PTX in the place of cubins, one line for each reason."""
+    counts = Counter(row["ptx_because"] for row in rows if row["ptx_because"])
+    return [
+        Text(f"{counted(count, 'check')} of PTX only: {reason}. farm verify --gpu runs the cubins")
+        for reason, count in counts.items()
+    ]
 
 
 def wrong_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.emulator.sass.emulate import KNOWN_ARCH, is_known
-from codegen.errors import CodegenError, DeviceError, TemplateError
+from codegen.emulator.sass.emulate import is_known
+from codegen.errors import CodegenError, DeviceError, TemplateError, UnsupportedCodeError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.tiling import Part
@@ -36,8 +36,10 @@ class LayerVerification:
     parts: int
     archs: tuple[str, ...]
     where: str
-    """"emulator" for PTX, "machine code" for cubins in the emulator, or the GPU's name."""
+    """"machine code" for cubins in the emulator, "emulator" for their PTX, or the GPU's name."""
     verification: Verification
+    ptx_because: str = ""
+    """Why the PTX was emulated and not the cubins; empty if the cubins were run."""
 
 
 def check_batch(builds: Sequence[Build], results: Sequence[BuildResult], batch: int) -> None:
@@ -56,28 +58,23 @@ def verify_on_cpu(
     builds: Sequence[Build],
     results: Sequence[BuildResult],
     *,
-    machine: bool = False,
     batch: int = 2,
     seed: int = 0,
 ) -> Iterator[LayerVerification]:
-    """Rewrites every distinct kernel, checks that it is the assembled one, and emulates it.
+    """Rewrites every distinct kernel, checks that its PTX is the assembled one, and emulates the cubins.
 
-    `machine` emulates the machine code of the cubins instead, for the supported architecture, except of weight-
-    table layers. Yields one verification per layer and virtual architecture, in layer order. `batch` counts images,
-    or rows where the model does not give the rows of an image. Raises BlobLostError for a lost template, weights or
-    cubin; UsageError if the emulator supports none of the cubins.
+    Where the emulator does not support the machine code, it runs the PTX. Yields one verification per layer and
+    distinct code, in layer order. `batch` counts images, or rows where the model does not give the rows of an image.
+    Raises BlobLostError for a lost template, weights or cubin.
     """
-    if machine and not any(is_known(result.arch) for result in results):
-        archs_there = ", ".join(sorted({result.arch for result in results}, key=arch_number))
-        raise UsageError(f"--machine runs cubins for {KNOWN_ARCH}, the job has {archs_there}: compile it for that too")
-    verified: dict[tuple[_Made, str, tuple[Part, ...], int | None], Verification] = {}
+    verified: dict[tuple[_Made, str, tuple[Part, ...], int | None], tuple[Verification, str]] = {}
     for build in builds:
         archs: dict[_Made, list[str]] = {}
-        for arch, kernels in _by_arch(build, results).items():
+        of_arch = _by_arch(build, results)
+        for arch in sorted(of_arch, key=arch_number):
+            kernels = of_arch[arch]
             launches = tuple(kernel.known_launch for kernel in kernels)
-            # The SASS emulator lacks the shuffles and constant data of weight-table kernels.
-            known = is_known(arch) and not build.tiling.reads_table
-            words = tuple(kernels) if machine and known else ()
+            words = tuple(kernel.cubin for kernel in kernels) if not _unsupported(build, [arch]) else ()
             made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
             archs.setdefault(made, []).append(arch)
         for made, names in archs.items():
@@ -85,8 +82,17 @@ def verify_on_cpu(
             layer = (made, build.weights, parts, build.rows)
             if layer not in verified:
                 verified[layer] = _verify_kernels(store, build, parts, made, batch, seed)
-            ordered, where = tuple(sorted(names, key=arch_number)), "machine code" if made.cubins else "emulator"
-            yield LayerVerification(build.layer, len(parts), ordered, where, verified[layer])
+            verification, refusal = verified[layer]
+            reason = refusal or _unsupported(build, names)
+            where = "emulator" if reason else "machine code"
+            yield LayerVerification(build.layer, len(parts), tuple(names), where, verification, reason)
+
+
+def _unsupported(build: Build, archs: Sequence[str]) -> str:
+    """Why the emulator does not run a build's cubins for these architectures; empty if it does."""
+    if build.tiling.reads_table:  # it lacks their shuffles and constant data
+        return "machine code with weight tables is not emulated"
+    return "" if all(map(is_known, archs)) else f"machine code of {', '.join(archs)} is not emulated"
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,8 @@ class _Made:
     ptx: tuple[str | None, ...]
     """Digests of the parts' PTX."""
     launches: tuple[Launch, ...]
-    cubins: tuple[BuildResult, ...]
-    """Cubins to emulate; empty to emulate the PTX."""
+    cubins: tuple[str | None, ...]
+    """Digests of the cubins to emulate; empty to emulate the PTX."""
 
 
 def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[BuildResult]]:
@@ -112,9 +118,10 @@ def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[Bui
 
 def _verify_kernels(
     store: Store, build: Build, parts: tuple[Part, ...], made: _Made, batch: int, seed: int
-) -> Verification:
+) -> tuple[Verification, str]:
+    """The verification, and why the emulator did not run the cubins that it was to run; empty if it did."""
     weights = _weights(store, build)
-    cubins = [_cubin(store, build, result) for result in made.cubins] or None
+    cubins = [read_cubin(store, digest, build.layer) for digest in made.cubins] or None
     text = find_template(store, made.template_key)
     if text is None:
         raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
@@ -122,14 +129,21 @@ def _verify_kernels(
         template = Template.from_ptx(text)
         for part, digest in zip(parts, made.ptx, strict=True):
             if blob_digest(rewrite(template, weights, part).ptx) != digest:
-                return _wrong("the rewriter has changed and gives other PTX than was assembled: run farm compile again")
-        images = batch * (build.rows or 1)
-        run = random_run(template.spec, template.tiling, weights, images, seed)
-        return verify_layer(template, run, parts, made.launches, cubins)
+                changed = "the rewriter has changed and gives other PTX than was assembled: run farm compile again"
+                return _wrong(changed), ""
+
+        def emulated(cubins: list[bytes] | None) -> Verification:
+            run = random_run(template.spec, template.tiling, weights, batch * (build.rows or 1), seed)
+            return verify_layer(template, run, parts, made.launches, cubins)
+
+        try:
+            return emulated(cubins), ""
+        except UnsupportedCodeError as error:
+            return emulated(None), str(error)
     except TemplateError as error:
-        return _wrong(f"its stored template is unusable ({error}): run farm compile again with FARM_RECACHE=1")
+        return _wrong(f"its stored template is unusable ({error}): run farm compile again with FARM_RECACHE=1"), ""
     except CodegenError as error:
-        return _wrong(str(error))
+        return _wrong(str(error)), ""
 
 
 def verify_on_gpu(

@@ -25,11 +25,11 @@ def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_t
     assert job.status is Status.SUCCEEDED
     older, newer = farm.inspect(job.id).builds
     assert older.tiling.cluster == 1 < newer.tiling.cluster
-    assert [each.archs for each in farm.verify(job.id)] == [("sm_80",), ("sm_90", "sm_120")]
-    for machine in (False, True):
-        found = list(farm.verify(job.id, machine=machine))
-        assert all(each.verification.ok for each in found)
-        assert {each.where for each in found} == {"emulator", "machine code"} if machine else {"emulator"}
+    assert [(each.archs, each.where, each.verification.ok) for each in farm.verify(job.id)] == [
+        (("sm_80",), "emulator", True),
+        (("sm_90",), "machine code", True),
+        (("sm_120",), "emulator", True),
+    ]
     path = farm.fetch(job.id, tmp_path / "out", ptx=True)
     manifest = json.loads(path.read_text())
     Draft202012Validator(json.loads(files("farm.bundle").joinpath("manifest.schema.json").read_text())).validate(
@@ -47,7 +47,7 @@ def test_a_layer_with_clusters_is_made_without_ptxas_but_for_its_skeleton(farm: 
     detail = farm.inspect(job.id)
     assert all(build.tiling.cluster > 1 for build in detail.builds)
     assert [(each.assembler, each.fallback, each.part) for each in detail.results] == [("direct", "", 0)]
-    found = list(farm.verify(job.id, machine=True))
+    found = list(farm.verify(job.id))
     assert [(each.where, each.verification.ok) for each in found] == [("machine code", True)]
 
 

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import Conv2d, SkippedLayer
+from codegen.sass.isa.opcodes import OPCODES
 from farm.api import Farm
 from farm.config.settings import Settings
 from farm.errors import BlobLostError, UnfinishedError, UsageError
@@ -75,12 +76,30 @@ def test_layers_whose_weights_are_the_same_bytes_in_other_shapes_are_not_mixed_u
 
 def test_verify_runs_machine_code_for_the_architecture_whose_words_it_knows(farm: Farm) -> None:
     [job] = farm.compile([NET], OPTIONS)
-    found = list(farm.verify(job.id, machine=True))
-    assert {(each.archs, each.where) for each in found} == {(("sm_80",), "emulator"), (("sm_90",), "machine code")}
+    found = list(farm.verify(job.id))
+    assert {(each.archs, each.where, each.ptx_because) for each in found} == {
+        (("sm_80",), "emulator", "machine code of sm_80 is not emulated"),
+        (("sm_90",), "machine code", ""),
+    }
     assert_right(found)
-    [job] = farm.compile([NET], replace(OPTIONS, archs=("sm_80",)))
-    with pytest.raises(UsageError, match="sm_90, the job has sm_80"):
-        list(farm.verify(job.id, machine=True))
+
+
+def test_verify_finds_a_cubin_of_another_layer(farm: Farm) -> None:
+    [job] = farm.compile([checkpoint(layer("conv1"), layer("conv2", seed=1))], BuildOptions(("sm_90",)))
+    one, other = farm.inspect(job.id).results
+    farm._ledger.record_results([replace(one, cubin=other.cubin)])
+    assert [each.verification.ok for each in farm.verify(job.id)] == [False, True]
+
+
+def test_verify_runs_ptx_where_the_emulator_refuses_a_word_and_says_so(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job] = farm.compile([checkpoint(layer())], BuildOptions(("sm_90",)))
+    known = next(each for each in OPCODES.values() if each.name == "FFMA")
+    monkeypatch.setitem(OPCODES, known.number, replace(known, understood=None))
+    [found] = farm.verify(job.id)
+    assert_right([found])
+    assert (found.where, "does not know the instruction" in found.ptx_because) == ("emulator", True)
 
 
 def test_a_lost_or_truncated_cubin_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:

@@ -103,4 +103,4 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
     assert [cubin["assembler"] for cubin in cubins] == ["patch", "patch"]
     assert run(["cache", "ls"]) == 0
     assert re.search(r"^patch +4 ", capsys.readouterr().out, re.MULTILINE)
-    assert_right(farm.verify(job.id, machine=True))
+    assert_right(farm.verify(job.id))

@@ -114,7 +114,7 @@ def right_bundle(model: ModelProto, farm: Farm, folder: Path, capsys: pytest.Cap
     write_network(folder / "net.onnx", model)
     [job] = farm.compile([read_checkpoint(folder / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct"))
     assert job.status is Status.SUCCEEDED, job.reason
-    assert run(["verify", job.id, "--machine"]) == 0
+    assert run(["verify", job.id]) == 0
     assert run(["verify", job.id, "--network", "--batch", "2"]) == 0
     assert run(["fetch", job.id, "-o", str(folder / "bundle")]) == 0
     capsys.readouterr()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.commands.verify import verdict_table, wrong_lines
+from cli.commands.verify import ptx_lines, verdict_table, wrong_lines
 from tests.unit.test_cli_output import shown
 
 NAME = "/backbone/backbone.features/backbone.features.17/conv/conv.2/Conv"
@@ -18,6 +18,7 @@ def row(layer: str = NAME, *, parts: int = 1, message: str = "") -> dict[str, An
         "parts": parts,
         "archs": ["sm_80", "sm_90"],
         "on": "machine code",
+        "ptx_because": "",
         "blocks": 12,
         "blocks_total": 1024,
         "outputs": 65_536,
@@ -46,3 +47,9 @@ def test_failed_checks_are_printed_in_full_below_the_table() -> None:
     rows = [row(), row("conv1", message=wrong)]
     assert [line.split()[-1] for line in shown(verdict_table(rows, 100), 100)] == ["RESULT", "PASS", "FAIL"]
     assert [line.plain for line in wrong_lines(rows)] == [f"conv1 sm_80,sm_90: {wrong}"]
+
+
+def test_each_reason_for_ptx_is_one_line_with_its_count() -> None:
+    reason = "machine code of sm_80 is not emulated"
+    lines = ptx_lines([row(), *(row(f"conv{i}") | {"ptx_because": reason} for i in range(3))])
+    assert [line.plain for line in lines] == [f"3 checks of PTX only: {reason}. farm verify --gpu runs the cubins"]

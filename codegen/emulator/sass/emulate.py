@@ -25,7 +25,7 @@ from codegen.emulator.sass.floats import FLOATS
 from codegen.emulator.sass.integers import INTEGERS, Run
 from codegen.emulator.sass.memory_ops import MEMORY_OPS, STACK_END
 from codegen.emulator.sass.state import Instruction, Memories, State
-from codegen.errors import EmulationError
+from codegen.errors import EmulationError, UnsupportedCodeError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.branches import branch_distances
 from codegen.sass.isa.encoding import OPCODE, WORD_BYTES
@@ -182,7 +182,7 @@ class _Run:
             except FaultError as fault:
                 raise EmulationError(f"{self._at(number)}: {place(self._state.special, fault.lane)}: {fault}") from None
             except UnsupportedError as reason:
-                raise EmulationError(f"{self._at(number)}: {reason}") from None
+                raise UnsupportedCodeError(f"{self._at(number)}: {reason}") from None
         np.copyto(upcoming, np.int32(end), where=active)
 
     def _go(self, number: int, first: int, beyond: int, lanes: NDArray[np.bool_]) -> None:
