@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
@@ -84,11 +84,12 @@ def ranking_of(question: RankingQuestion) -> tuple[Tiling, ...]:
 
 def _of_code(layer: Lowered[LayerSpec], question: RankingQuestion) -> tuple[Tiling, ...]:
     """The tilings whose weights are code, from shared memory, those about as fast as the first in the H200's order."""
-    if question.clusters and _may_be_split(layer, question.batch):
-        every = _with_clusters(question)
+    if not question.clusters:
+        ranked = _staged(question.without_options)
+    elif _may_be_split(layer, question.batch):
+        ranked = _with_clusters(question)
     else:
-        every = _staged(question.without_options)
-    ranked = [each for each in every if question.clusters or each.tiling.order == "group"]
+        ranked = _with_place(question.without_options)
     tilings = tuple(each.tiling for each in ranked)
     if question.device == REFERENCE or not ranked:
         return tilings
@@ -109,17 +110,12 @@ def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
 
 @lru_cache(maxsize=1024)
 def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
-    """Tilings without clusters, those of convolutions in the order `place` too."""
-    spec, batch, density, device = question.spec, question.batch, question.density, question.device
-    fitting = _fitting(replace(question, device=REFERENCE))
-    ranked = _in_order(
+    """Tilings without clusters, with the blocks of one K group after the other."""
+    batch, density, device = question.batch, question.density, question.device
+    return _in_order(
         Ranked(each.tiling, predict_microseconds(each, batch, density, device=device, stream=stream), size)
-        for each, stream, size in fitting
+        for each, stream, size in _fitting(replace(question, device=REFERENCE))
     )
-    if not isinstance(spec, Conv2d):
-        return ranked
-    layers = {each.tiling: (each, stream) for each, stream, _ in fitting}
-    return _in_order((*ranked, *_by_place(question, ranked, layers)))
 
 
 @lru_cache(maxsize=4)
@@ -149,22 +145,26 @@ def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float],
     return tuple(each for each in sizes if each[2] <= limit)
 
 
-def _by_place(
-    question: RankingQuestion, ranked: Sequence[Ranked], layers: Mapping[Tiling, tuple[AnyTiled, Stream]]
-) -> tuple[Ranked, ...]:
-    """Tilings of a convolution with blocks in the order `place`, those predicted to be fastest so.
+@lru_cache(maxsize=1024)
+def _with_place(question: RankingQuestion) -> tuple[Ranked, ...]:
+    """Tilings without clusters, and those of a convolution predicted to be fastest in the order `place` in it too.
 
     They make a layer one kernel: only for architectures that need no ptxas for it, as those with clusters do not.
     """
-    found = []
-    for each in ranked:
-        layer, stream = layers[each.tiling]
-        if layer.streams.count > 1 and each.instructions <= CLUSTERED_INSTRUCTIONS:
-            microseconds = predict_microseconds(
-                layer, question.batch, question.density, device=question.device, order="place", stream=stream
-            )
-            found.append(Ranked(each.tiling, microseconds, each.instructions))
-    return tuple(replace(each, tiling=replace(each.tiling, order="place")) for each in _in_order(found)[:MOST_BY_PLACE])
+    ranked = _staged(question)
+    if not isinstance(question.spec, Conv2d):
+        return ranked
+    batch, density, device = question.batch, question.density, question.device
+    found = [
+        Ranked(
+            replace(layer.tiling, order="place"),
+            predict_microseconds(layer, batch, density, device=device, order="place", stream=stream),
+            size,
+        )
+        for layer, stream, size in _fitting(replace(question, device=REFERENCE))
+        if layer.streams.count > 1 and size <= CLUSTERED_INSTRUCTIONS
+    ]
+    return _in_order((*ranked, *_in_order(found)[:MOST_BY_PLACE]))
 
 
 def _in_order(found: Iterable[Ranked]) -> tuple[Ranked, ...]:
@@ -204,7 +204,7 @@ def _with_clusters(question: RankingQuestion) -> tuple[Ranked, ...]:
     """Tilings with clusters among the others."""
     spec, batch, density, device = question.spec, question.batch, question.density, question.device
     layer = lower(spec)
-    others = _staged(question.without_options)
+    others = _with_place(question.without_options)
     split = [layer.tiled(replace(each, accumulate=question.accumulate)) for each in candidates(layer, "clusters")]
     if spec.data_type == "float16" and isinstance(spec, Conv2d):
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
