@@ -18,10 +18,10 @@ from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, Linear, SkippedLayer
 from farm.bundle.manifest import SCHEMA_VERSION, read_layers, with_digest
-from farm.bundle.members import MANIFEST
+from farm.bundle.members import MANIFEST, open_members
 from farm.bundle.ptx import KernelPtx
 from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, layers_of
-from farm.errors import BlobLostError, UsageError
+from farm.errors import BlobLostError, BundleError, UsageError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Build, BuildResult, Job
 from farm.runtime.plan_files import network_files
@@ -292,20 +292,24 @@ def _bundle_files(directory: Path) -> list[Path]:
     """The files of the bundle in the directory, or none if it is empty. Raises UsageError if it holds anything else."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is a file: name another directory")
-    files = [Path(folder, name) for folder, _, names in os.walk(directory) for name in names]
-    if foreign := sorted(set(files) - {directory / path for path in _listed(directory / MANIFEST)}):
+    files: list[Path] = []
+    foreign: list[Path] = []
+    for folder, folders, names in os.walk(directory):
+        files += [Path(folder, name) for name in names]
+        foreign += [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
+    if foreign := sorted([*foreign, *({*files} - {directory / path for path in _listed(directory)})]):
         raise UsageError(f"{directory} holds {foreign[0].name}, which is not part of a bundle: name an empty directory")
     return files
 
 
-def _listed(manifest: Path) -> set[str]:
-    """The files of a bundle by its manifest; nothing if the file is not a manifest."""
+def _listed(directory: Path) -> set[str]:
+    """The files of a bundle by its manifest, of any version; nothing if it has no manifest."""
     try:
-        content = json.loads(manifest.read_text())
+        content = json.loads(open_members(directory).manifest())
         launches = [launch for layer in content["layers"] for launch in layer["launches"]]
         network = {content["network"]["path"]} if "network" in content else set()
         listed = [file for each in launches for file in (*each["cubins"].values(), each.get("ptx")) if file]
         runtime = {each["path"] for each in content.get("runtime", {"files": ()})["files"]} & {PLAN, CONSTANTS, GLUE}
         return {MANIFEST} | runtime | network | {str(file["path"]) for file in listed}
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+    except (BundleError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set()

@@ -92,6 +92,26 @@ def test_a_manifest_that_names_files_elsewhere_deletes_none(tmp_path: Path, stor
     assert (tmp_path / "precious").read_text() == "mine"
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep", "linked folder"])
+def test_a_folder_that_only_looks_like_a_bundle_is_left_alone(kind: str, tmp_path: Path, store: MemoryStore) -> None:
+    write(tmp_path / "out", store, "conv1")
+    manifest = tmp_path / "out" / "manifest.json"
+    if kind == "linked folder":
+        (tmp_path / "out" / "conv1").rename(tmp_path / "elsewhere")
+        (tmp_path / "out" / "conv1").symlink_to(tmp_path / "elsewhere")
+    else:
+        manifest.unlink()
+    if kind == "pipe":
+        os.mkfifo(manifest)
+    elif kind == "device":
+        manifest.symlink_to("/dev/zero")
+    elif kind == "deep":
+        manifest.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="which is not part of a bundle"):
+        write(tmp_path / "out", store)
+    assert (tmp_path / "out" / "conv1" / "sm_90.cubin").exists()
+
+
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path, store: MemoryStore) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(UsageError, match="is a file"):
