@@ -34,6 +34,7 @@ FAULTS = {
     "ptxas-hanging": Fault(faults.ptxas_hanging),
     "byte-flipped": Fault(faults.byte_flipped),
     "blob-deleted": Fault(faults.blob_deleted),
+    "bundle-forged": Fault(faults.bundle_forged),
     "store-full": Fault(faults.store_full, (faults.lacks_mount,)),
     "cache-full": Fault(faults.cache_full, (faults.lacks_mount, lacks_ceph)),
     "postgresql-killed": Fault(faults.postgresql_killed, (lacks_postgresql,)),

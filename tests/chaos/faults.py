@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 import time
@@ -13,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from codegen.toolchain.tools import find_toolchain
+from farm.bundle.reader import Bundle
+from farm.errors import BundleError
 from farm.jobs.model import Status
 from farm.ledger import upgrade_database
 from farm.worker.messages import Fault as Cause
@@ -207,6 +210,57 @@ def _blob_hurt(play: Round, hurt: object) -> None:
     done = [job.id for job in play.jobs() if job not in lost]
     play.again(retry=False)
     play.check_success([*done, *(job.id for job in play.jobs()[-3:])])
+
+
+def bundle_forged(play: Round) -> None:
+    """A bundle that somebody changed is refused in one line; fetched anew it is whole, while other jobs run."""
+    play.submit(0)
+    play.serve()
+    play.wait(play.over, "the first job does not end")
+    [job] = play.jobs()
+    bundle = play.folder / "bundle"
+    play.farm.fetch(job.id, bundle)
+    assert not Bundle(bundle).damage()
+    play.submit(1, 2)
+    play.moment()
+    path = play.random.choice([each for each in sorted(bundle.rglob("*")) if each.is_file()])
+    play.said = f"{path.relative_to(bundle)} {_forge(play, path)}"
+    try:
+        said = list(Bundle(bundle).damage())
+    except BundleError as error:
+        said = [str(error)]
+    assert said, "nobody notices"
+    assert all(each.isprintable() for each in said), said
+    shutil.rmtree(bundle)
+    play.farm.fetch(job.id, bundle)
+    assert not Bundle(bundle).damage()
+    play.finish()
+    play.check_success()
+
+
+def _forge(play: Round, path: Path) -> str:
+    """Puts something else in the place of a file; returns what was done."""
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    match play.random.randrange(5):
+        case 0:
+            path.symlink_to("/dev/zero")
+            return "became a link to /dev/zero"
+        case 1:
+            os.mkfifo(path)
+            return "became a pipe"
+        case 2:
+            path.touch()
+            os.truncate(path, 2**40)
+            return "became a sparse file of a terabyte"
+        case 3:
+            path.write_bytes(b"[" * 100_000)
+            return "became nested lists"
+        case _:
+            position = play.random.randrange(len(data))
+            data[position] ^= 1 << play.random.randrange(8)
+            path.write_bytes(data)
+            return f"had byte {position} changed"
 
 
 def ptxas_hanging(play: Round) -> None:
