@@ -37,9 +37,9 @@ from farm.jobs.model import (
     Status,
 )
 from farm.jobs.submission import Submission, dense_warning, new_id, new_job
-from farm.ledger import CoordinatorState, Ledger, References, Statistics, Which, open_ledger
+from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
 from farm.maintenance.gc import Limits, Sweep, collect_garbage
-from farm.maintenance.inventory import Inventory, Tell, read_inventory, tell_nobody
+from farm.maintenance.inventory import Inventory, Tell, open_inventory, tell_nobody
 from farm.maintenance.prune import prune_jobs
 from farm.maintenance.remove import Stored, read_blob, remove_cached
 from farm.maintenance.scheduled import ScheduledMaintenance
@@ -445,9 +445,9 @@ class Farm:
 
         return qualify(self._settings, self._ledger, plan, progress, local=local)
 
-    def inventory(self, tell: Tell = tell_nobody) -> tuple[Inventory, References]:
-        """Contents of the store, and the keys and blobs that jobs in the ledger refer to."""
-        return read_inventory(self._store, tell), self._ledger.retention.references()
+    def inventory(self, tell: Tell = tell_nobody) -> AbstractContextManager[Inventory]:
+        """Contents of the store, and which of them jobs in the ledger refer to."""
+        return open_inventory(self._store, self._ledger.retention.references(), tell)
 
     def blob(self, prefix: str) -> bytes:
         """Bytes of the blob with a unique digest prefix. Raises UsageError, NotFoundError, BlobLostError."""

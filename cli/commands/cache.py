@@ -22,9 +22,8 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from farm.api import Farm
     from farm.config.settings import Settings
-    from farm.ledger import References
     from farm.maintenance.gc import Sweep
-    from farm.maintenance.inventory import Inventory
+    from farm.maintenance.inventory import Item, StageSummary
 
 
 app = typer.Typer(help="The store of templates, cubins and weights.", no_args_is_help=True)
@@ -54,30 +53,30 @@ def list_cache(
     hour. `weights` belong to jobs; `other` are blobs of neither a record nor a job; a `ranking` is the cost model's
     order of a layer's tilings.
     """
-    with _farm() as farm, spinner("reading the store") as tell:
-        inventory, references = farm.inventory(tell)
-    rows = _rows(inventory, references, namespace)
-    stages = sorted({row["stage"] for row in rows})
-    if stage is not None and stage not in stages:
-        raise UsageError(f"--stage {stage}: the store has no such entries. Its stages: {', '.join(stages) or 'none'}.")
-    of_stage = [row for row in rows if row["stage"] == stage]
+    with _farm() as farm, spinner("reading the store") as tell, farm.inventory(tell) as inventory:
+        summaries = {each.stage: each for each in inventory.summaries(namespace)}
+        if stage is not None and stage not in summaries:
+            there = ", ".join(summaries) or "none"
+            raise UsageError(f"--stage {stage}: the store has no such entries. Its stages: {there}.")
+        items = [] if stage is None else inventory.items(stage, namespace, limit)
+        total_bytes = inventory.total_bytes
     if as_json:
-        document: dict[str, Any] = {"stages": [_summary(name, rows) for name in stages]}
+        document: dict[str, Any] = {"stages": [_document(each) for each in summaries.values()]}
         if namespace is None:
-            document["total_bytes"] = inventory.total_bytes
+            document["total_bytes"] = total_bytes
         if stage is not None:
-            document["entries"] = of_stage[:limit]
+            document["entries"] = [_item_document(each) for each in items]
         print_json(document)
-    elif not rows:
+    elif not summaries:
         stdout().print("the store is empty: farm compile fills it")
     elif stage is None:
-        stdout().print(_summary_table([_summary(name, rows) for name in stages], stdout().width))
+        stdout().print(_summary_table(list(summaries.values()), stdout().width))
         if namespace is None:
-            stdout().print(f"{size(inventory.total_bytes)} in all, each blob counted once")
+            stdout().print(f"{size(total_bytes)} in all, each blob counted once")
     else:
-        stdout().print(_entry_table(of_stage[:limit], stdout().width))
-        if len(of_stage) > limit:
-            stdout().print(f"and {len(of_stage) - limit:,} more, used later: raise -n")
+        stdout().print(_item_table(items, stdout().width))
+        if summaries[stage].entries > limit:
+            stdout().print(f"and {summaries[stage].entries - limit:,} more, used later: raise -n")
 
 
 @app.command("get")
@@ -149,7 +148,9 @@ def collect(
         print_json(
             {
                 "dry_run": dry_run,
-                "records": [{"stage": each.stored.stage, "key": each.stored.key} for each in done.records],
+                "record_count": done.record_count,
+                "blob_count": done.blob_count,
+                "records": [each._asdict() for each in done.records],
                 "blobs": list(done.blobs),
                 "freed_bytes": done.bytes_freed,
                 "left_bytes": done.bytes_before - done.bytes_freed,
@@ -174,7 +175,7 @@ def collect(
 
 def swept(done: Sweep) -> str:
     """The records, blobs and bytes removed, and the bytes left."""
-    what = f"{counted(len(done.records), 'record')} and {counted(len(done.blobs), 'blob')}"
+    what = f"{counted(done.record_count, 'record')} and {counted(done.blob_count, 'blob')}"
     return f"{what}, {size(done.bytes_freed)}; {size(done.bytes_before - done.bytes_freed)} left"
 
 
@@ -240,35 +241,6 @@ def warn_of_other_ledgers(settings: Settings) -> None:
         )
 
 
-def _rows(inventory: Inventory, references: References, namespace: str | None) -> list[dict[str, Any]]:
-    """Records with their blobs, and blobs without records; least recently used first."""
-    rows = [
-        {
-            "stage": entry.stored.stage,
-            "name": entry.stored.key,
-            "bytes": inventory.size_bytes(entry),
-            "unused_seconds": inventory.age_seconds(entry),
-            "needed": entry.stored.key in references.keys,
-        }
-        for entry in inventory.entries
-        if namespace in (None, entry.namespace)
-    ]
-    if namespace is None:
-        recorded = frozenset().union(*(entry.refers_to for entry in inventory.entries))
-        rows += [
-            {
-                "stage": "weights" if blob.digest in references.weights else "other",
-                "name": blob.digest,
-                "bytes": blob.size_bytes,
-                "unused_seconds": blob.age_seconds,
-                "needed": blob.digest in references.blobs,
-            }
-            for blob in inventory.blobs.values()
-            if blob.digest not in recorded
-        ]
-    return sorted(rows, key=lambda row: -float(row["unused_seconds"]))
-
-
 @app.command("warm")
 @build_options(without={"optimisation", "assembler", "strict", "keep_going", "name"})
 def warm(request: BuildRequest) -> int:
@@ -286,35 +258,41 @@ def warm(request: BuildRequest) -> int:
     return JOB_FAILED if made.failures else OK
 
 
-def _summary(stage: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    of_stage = [row for row in rows if row["stage"] == stage]
-    ages = [row["unused_seconds"] for row in of_stage]
+def _document(summary: StageSummary) -> dict[str, Any]:
     return {
-        "stage": stage,
-        "entries": len(of_stage),
-        "needed": sum(row["needed"] for row in of_stage),
-        "bytes": sum(row["bytes"] for row in of_stage),
-        "oldest_seconds": max(ages),
-        "newest_seconds": min(ages),
+        "stage": summary.stage,
+        "entries": summary.entries,
+        "needed": summary.needed,
+        "bytes": summary.size_bytes,
+        "oldest_seconds": summary.oldest_seconds,
+        "newest_seconds": summary.newest_seconds,
     }
 
 
-def _summary_table(stages: list[dict[str, Any]], width: int) -> Table:
+def _item_document(item: Item) -> dict[str, Any]:
+    return {
+        "stage": item.stage,
+        "name": item.name,
+        "bytes": item.size_bytes,
+        "unused_seconds": item.unused_seconds,
+        "needed": item.needed,
+    }
+
+
+def _summary_table(stages: list[StageSummary], width: int) -> Table:
     table = plain_table(width)
     for name in ("STAGE", "ENTRIES", "NEEDED", "SIZE", "OLDEST", "NEWEST"):
         table.add_column(name, justify="left" if name == "STAGE" else "right")
     for each in stages:
-        ages = duration(each["oldest_seconds"]), duration(each["newest_seconds"])
-        table.add_row(each["stage"], f"{each['entries']:,}", f"{each['needed']:,}", size(each["bytes"]), *ages)
+        ages = duration(each.oldest_seconds), duration(each.newest_seconds)
+        table.add_row(each.stage, f"{each.entries:,}", f"{each.needed:,}", size(each.size_bytes), *ages)
     return table
 
 
-def _entry_table(rows: list[dict[str, Any]], width: int) -> Table:
+def _item_table(items: list[Item], width: int) -> Table:
     table = plain_table(width)
     for name in ("NAME", "SIZE", "UNUSED", "NEEDED"):
         table.add_column(name, justify="right" if name in ("SIZE", "UNUSED") else "left")
-    for row in rows:
-        table.add_row(
-            row["name"], size(row["bytes"]), duration(row["unused_seconds"]), "yes" if row["needed"] else "no"
-        )
+    for each in items:
+        table.add_row(each.name, size(each.size_bytes), duration(each.unused_seconds), "yes" if each.needed else "no")
     return table

@@ -14,7 +14,7 @@ from farm.ledger.database import Database, open_engine
 from farm.ledger.filters import Which
 from farm.ledger.jobs import Ledger
 from farm.ledger.key_neighbours import KeyUse, Neighbour
-from farm.ledger.retention import References
+from farm.ledger.retention import Reference, ReferenceKind
 from farm.ledger.schema import check_known, revision, upgrade
 from farm.ledger.statistics import StageStatistics, Statistics, TemplateRun, TimedRun
 
@@ -23,7 +23,8 @@ __all__ = [
     "KeyUse",
     "Ledger",
     "Neighbour",
-    "References",
+    "Reference",
+    "ReferenceKind",
     "StageStatistics",
     "Statistics",
     "TemplateRun",

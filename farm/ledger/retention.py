@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import pairwise
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, delete, exists, func, or_, select, union
+from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, delete, exists, func, or_, select, union
 
 from farm.jobs.model import Outcome, Status
 from farm.ledger.database import Database, one_at_a_time
@@ -16,22 +18,31 @@ from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
 """Jobs deleted in one transaction, which limits how long others wait."""
+ROWS_AT_ONCE = 1000
+"""Rows of a stream that are in memory together."""
 KEY_FRESH_SECONDS = 3600.0
 """Age below which recording a key again does not make it younger, which usually saves a write."""
 _BOUNDS = [*(f"{first:02x}" for first in range(256)), "g"]
 """Bounds of the ranges of keys of which one transaction deletes the unused ones."""
 
 
-@dataclass(frozen=True)
-class References:
-    """Everything in the store that jobs of the ledger refer to."""
+class ReferenceKind(StrEnum):
+    """What a name in the store stands for."""
 
-    keys: frozenset[str]
-    """Keys of action records."""
-    blobs: frozenset[str]
-    """Digests of weights, networks, cubins and PTX, and those in the commands of failures."""
-    weights: frozenset[str]
-    """The blobs among them that are layers' weights."""
+    KEY = "key"
+    """Key of an action record."""
+    BLOB = "blob"
+    """Digest of a network, a cubin or PTX, or one in the command of a failure."""
+    WEIGHTS = "weights"
+    """Digest of a layer's weights."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Something in the store that jobs of the ledger refer to."""
+
+    kind: ReferenceKind
+    name: str
 
 
 class Retention:
@@ -40,19 +51,21 @@ class Retention:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def references(self) -> References:
-        """The references of all jobs, in any state."""
+    def references(self) -> Iterator[Reference]:
+        """The references of all jobs, in any state, as a stream; a name may come more than once."""
+        queries: dict[ReferenceKind, Select[Any] | CompoundSelect[Any]] = {
+            ReferenceKind.KEY: union(select(results.c.template_key), select(results.c.cubin_key)),
+            ReferenceKind.BLOB: union(select(results.c.cubin), select(results.c.ptx), select(jobs.c.network)),
+            ReferenceKind.WEIGHTS: select(builds.c.weights).distinct(),
+        }
+        streamed = {"yield_per": ROWS_AT_ONCE}
         with self._database.reading() as connection:
-            of_keys = union(select(results.c.template_key), select(results.c.cubin_key))
-            of_blobs = union(select(results.c.cubin), select(results.c.ptx))
-            found_keys = set(connection.execute(of_keys).scalars())
-            weights = set(connection.execute(select(builds.c.weights).distinct()).scalars())
-            networks = set(connection.execute(select(jobs.c.network).distinct()).scalars())
-            found_blobs = ((set(connection.execute(of_blobs).scalars()) | networks) - {None}) | weights
+            for kind, query in queries.items():
+                found = connection.execute(query, execution_options=streamed).scalars()
+                yield from (Reference(kind, name) for name in found if name is not None)
             failed = select(results.c.command).where(results.c.outcome == Outcome.FAILED)
-            for command in connection.execute(failed).scalars():
-                found_blobs |= digests_in(command)
-        return References(frozenset(found_keys), frozenset(found_blobs), frozenset(weights))
+            for command in connection.execute(failed, execution_options=streamed).scalars():
+                yield from (Reference(ReferenceKind.BLOB, digest) for digest in digests_in(command))
 
     def users(self, name: str) -> list[str]:
         """Ids of the jobs that refer to a record's key or a blob's digest."""

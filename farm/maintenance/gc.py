@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Generic, TypeVar
 
 from farm.errors import UsageError
-from farm.ledger import Ledger, References
+from farm.ledger import Ledger
 from farm.maintenance.exclusive import Exclusive
-from farm.maintenance.inventory import Entry, Inventory, Tell, read_inventory, tell_nobody
+from farm.maintenance.inventory import AgedRecord, Inventory, Tell, open_inventory, tell_nobody
 from farm.store.contract import FRESH_SECONDS, GRACE_SECONDS, RecordName, Store
 
 COLLECTION = "store garbage collection"
 """Name of its lease."""
+LISTED = 10_000
+"""Names of records and of blobs that a result holds at most."""
 MIN_GRACE_SECONDS = 2 * FRESH_SECONDS
 """Shortest safe grace period: a job may just have treated a blob of this age as fresh."""
+
+_Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,12 @@ class Limits:
 class Sweep:
     """Result of a collection: removed records and blobs, and those kept."""
 
-    records: tuple[Entry, ...]
+    record_count: int
+    blob_count: int
+    records: tuple[RecordName, ...]
+    """The first LISTED of the removed records."""
     blobs: tuple[str, ...]
+    """Digests of the first LISTED of the removed blobs."""
     bytes_before: int
     bytes_freed: int
     kept_for_jobs: int
@@ -47,72 +57,18 @@ class Sweep:
     """Records of the store, before the collection, whose signatures are missing or invalid."""
 
 
-def choose_garbage(inventory: Inventory, references: References, limits: Limits) -> Sweep:
-    """Chooses the garbage of an inventory, without removing it.
+class _Tally(Generic[_Name]):
+    """Removed records or blobs: their number, their size and the first names."""
 
-    Raises UsageError for a grace period that is too short to be safe.
-    """
-    if limits.grace_seconds < MIN_GRACE_SECONDS:
-        raise UsageError(
-            f"grace period of {limits.grace_seconds:g} s is too short: running jobs rely on blobs of that age. "
-            f"Give at least {MIN_GRACE_SECONDS / 3600:g} h."
-        )
-    entries = sorted(inventory.entries, key=inventory.age_seconds, reverse=True)
-    users = _count_users(entries)
-    free = {digest for digest in inventory.blobs if digest not in users}
-    gone: list[Entry] = []
-    kept_for_jobs = kept_young = 0
-    doomed = [each for each in free if _may_go(inventory, references, limits, each)]
-    left_bytes = inventory.total_bytes - sum(inventory.blobs[each].size_bytes for each in doomed)
-    for entry in entries:
-        if not _is_past(inventory, entry, limits, left_bytes):
-            continue
-        if entry.stored.key in references.keys or entry.refers_to & references.blobs:
-            kept_for_jobs += 1
-            continue
-        if inventory.age_seconds(entry) < limits.grace_seconds:
-            kept_young += 1
-            continue
-        gone.append(entry)
-        left_bytes -= entry.stored.size_bytes
-        for digest in entry.refers_to & inventory.blobs.keys():
-            users[digest] -= 1
-            if not users[digest] and _may_go(inventory, references, limits, digest):
-                doomed.append(digest)
-                left_bytes -= inventory.blobs[digest].size_bytes
-    kept_young += sum(
-        each not in references.blobs and inventory.blobs[each].age_seconds < limits.grace_seconds for each in free
-    )
-    return Sweep(
-        records=tuple(gone),
-        blobs=tuple(doomed),
-        bytes_before=inventory.total_bytes,
-        bytes_freed=inventory.total_bytes - left_bytes,
-        kept_for_jobs=kept_for_jobs,
-        kept_young=kept_young,
-        unsigned=sum(entry.unsigned for entry in entries),
-    )
+    def __init__(self) -> None:
+        self.count = self.bytes = 0
+        self.first: list[_Name] = []
 
-
-def _count_users(entries: Iterable[Entry]) -> dict[str, int]:
-    """Number of records that refer to each blob."""
-    users: dict[str, int] = {}
-    for entry in entries:
-        for digest in entry.refers_to:
-            users[digest] = users.get(digest, 0) + 1
-    return users
-
-
-def _is_past(inventory: Inventory, entry: Entry, limits: Limits, left_bytes: int) -> bool:
-    if limits.namespace is not None and entry.namespace != limits.namespace:
-        return False
-    old = limits.older_than_seconds is not None and inventory.age_seconds(entry) >= limits.older_than_seconds
-    return old or (limits.size_bytes is not None and left_bytes > limits.size_bytes)
-
-
-def _may_go(inventory: Inventory, references: References, limits: Limits, digest: str) -> bool:
-    """Whether a blob without records may go: no job refers to it and its grace period is over."""
-    return digest not in references.blobs and inventory.blobs[digest].age_seconds >= limits.grace_seconds
+    def add(self, sizes: Mapping[_Name, int]) -> None:
+        """Adds names with their sizes in bytes."""
+        self.count += len(sizes)
+        self.bytes += sum(sizes.values())
+        self.first += islice(sizes, LISTED - len(self.first))
 
 
 def collect_garbage(
@@ -121,43 +77,83 @@ def collect_garbage(
     """Collects garbage; safe while jobs run, also on other machines (DECISIONS.md says why).
 
     Records are removed before their blobs, so that no lookup finds a record without blobs. References of jobs are
-    read again before blobs are removed, and each blob's age is checked again at its removal. Raises UsageError,
-    BusyError while another run collects, LeaseLostError if another one began because this one stood still.
+    read again before blobs are removed, and each blob's age is checked again at its removal. Raises UsageError for a
+    grace period that is too short to be safe, BusyError while another run collects, LeaseLostError if another one
+    began because this one stood still.
     """
+    if limits.grace_seconds < MIN_GRACE_SECONDS:
+        raise UsageError(
+            f"grace period of {limits.grace_seconds:g} s is too short: running jobs rely on blobs of that age. "
+            f"Give at least {MIN_GRACE_SECONDS / 3600:g} h."
+        )
     if dry_run:
-        return choose_garbage(read_inventory(store, tell), ledger.retention.references(), limits)
+        with open_inventory(store, ledger.retention.references(), tell) as inventory:
+            return _choose(inventory, limits)
     with Exclusive(ledger, COLLECTION) as exclusive:
 
         def step(what: str, count: int) -> None:
             exclusive.check()
             tell(what, count)
 
-        return _collect(store, ledger, limits, step)
+        with open_inventory(store, ledger.retention.references(), step) as inventory:
+            chosen = _choose(inventory, limits)
+            return _remove(store, ledger, inventory, chosen, limits.grace_seconds, step)
 
 
-def _collect(store: Store, ledger: Ledger, limits: Limits, tell: Tell) -> Sweep:
-    inventory = read_inventory(store, tell)
-    chosen = choose_garbage(inventory, ledger.retention.references(), limits)
-    for count, entry in enumerate(chosen.records):
-        tell("records removed", count)
-        store.remove_records([RecordName(entry.stored.stage, entry.stored.key)])
-    referred = ledger.retention.references().blobs
-    removed: list[str] = []
-    for digest in chosen.blobs:
-        tell("blobs removed", len(removed))
-        if digest not in referred and store.remove_blobs([digest], limits.grace_seconds):
-            removed.append(digest)
-    leftover_bytes = store.remove_leftovers(limits.grace_seconds)
-    spared = set(chosen.blobs) - set(removed)
-    spared_bytes = sum(inventory.blobs[digest].size_bytes for digest in spared)
-    # Others have been removed by somebody else.
-    asked_for = [digest for digest in spared if any(store.blobs(digest))]
-    return Sweep(
-        records=chosen.records,
-        blobs=tuple(removed),
-        bytes_before=chosen.bytes_before,
-        bytes_freed=chosen.bytes_freed - spared_bytes + leftover_bytes,
-        kept_for_jobs=chosen.kept_for_jobs,
-        kept_young=chosen.kept_young + len(asked_for),
-        unsigned=chosen.unsigned,
+def _choose(inventory: Inventory, limits: Limits) -> Sweep:
+    """Chooses the garbage of an inventory, and returns what its removal would do."""
+    before = inventory.total_bytes
+    kept_for_jobs, kept_young = 0, inventory.count_young_blobs(limits.grace_seconds)
+    freed = inventory.condemn_free_blobs(limits.grace_seconds)
+    for record in inventory.records_by_age():
+        surplus = limits.size_bytes is not None and before - freed > limits.size_bytes
+        if not surplus and not _is_old(record, limits):
+            break  # the others are younger
+        if limits.namespace not in (None, record.namespace):
+            continue
+        if record.needed:
+            kept_for_jobs += 1
+        elif record.unused_seconds < limits.grace_seconds:
+            kept_young += 1
+        else:
+            freed += inventory.condemn(record, limits.grace_seconds)
+    records, blobs = _Tally[RecordName](), _Tally[str]()
+    for some in inventory.garbage_records():
+        records.add(some)
+    for several in inventory.garbage_blobs():
+        blobs.add(several)
+    names = tuple(records.first), tuple(blobs.first)
+    return Sweep(records.count, blobs.count, *names, before, freed, kept_for_jobs, kept_young, inventory.unsigned)
+
+
+def _is_old(record: AgedRecord, limits: Limits) -> bool:
+    return limits.older_than_seconds is not None and record.unused_seconds >= limits.older_than_seconds
+
+
+def _remove(
+    store: Store, ledger: Ledger, inventory: Inventory, chosen: Sweep, grace_seconds: float, tell: Tell
+) -> Sweep:
+    """Removes the garbage of an inventory."""
+    records, blobs = _Tally[RecordName](), _Tally[str]()
+    for some in inventory.garbage_records():
+        tell("records removed", records.count)
+        store.remove_records(list(some))
+        records.add(some)
+    inventory.need(ledger.retention.references(), tell)
+    used_since = 0
+    for several in inventory.garbage_blobs():
+        tell("blobs removed", blobs.count)
+        removed = store.remove_blobs(list(several), grace_seconds)
+        blobs.add({digest: several[digest] for digest in several if digest in removed})
+        # Others have been removed by somebody else.
+        used_since += sum(any(store.blobs(digest)) for digest in several.keys() - removed)
+    leftover_bytes = store.remove_leftovers(grace_seconds)
+    return replace(
+        chosen,
+        record_count=records.count,
+        blob_count=blobs.count,
+        records=tuple(records.first),
+        blobs=tuple(blobs.first),
+        bytes_freed=records.bytes + blobs.bytes + leftover_bytes,
+        kept_young=chosen.kept_young + used_since,
     )

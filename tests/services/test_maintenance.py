@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from farm.jobs.model import BuildResult, Outcome, Status
-from farm.ledger import Ledger, References, TemplateRun
+from farm.ledger import Ledger, Reference, ReferenceKind, TemplateRun
 from farm.ledger.tables import jobs, keys, now
 from tests.services.conftest import Database
 from tests.services.ledger_rows import new_job, result, submit
@@ -53,18 +53,19 @@ def hit(layer: int, template: str = "11", cubin: str = "22", arch: str = "sm_80"
 
 
 def test_jobs_refer_to_keys_weights_cubins_ptx_and_what_failed_commands_name(ledger: Ledger) -> None:
-    assert ledger.retention.references() == References(frozenset(), frozenset(), frozenset())
+    assert list(ledger.retention.references()) == []
     submit(ledger, new_job())
-    assert ledger.retention.references().blobs == {"ab" * 32}  # before anything was built
+    weights = Reference(ReferenceKind.WEIGHTS, "ab" * 32)
+    assert list(ledger.retention.references()) == [weights]  # before anything was built
     failed = replace(
         made(1, cubin="55"), outcome=Outcome.FAILED, cubin=None, ptx=None, command=f"ptxas -O3 {'66' * 32}, a blob"
     )
     finish(ledger, "aaaa1111", made(0), failed)
-    assert ledger.retention.references() == References(
-        keys=frozenset({"11" * 32, "22" * 32, "55" * 32}),
-        blobs=frozenset({"ab" * 32, "22" + "c" * 62, "44" * 32, "66" * 32}),
-        weights=frozenset({"ab" * 32}),
-    )
+    assert set(ledger.retention.references()) == {
+        weights,
+        *(Reference(ReferenceKind.KEY, name * 32) for name in ("11", "22", "55")),
+        *(Reference(ReferenceKind.BLOB, name) for name in ("22" + "c" * 62, "44" * 32, "66" * 32)),
+    }
     for name in ("11" * 32, "55" * 32, "22" + "c" * 62, "44" * 32, "66" * 32, "ab" * 32):
         assert ledger.retention.users(name) == ["aaaa1111"]
     assert ledger.retention.users("99" * 32) == []
@@ -88,7 +89,8 @@ def test_old_jobs_are_forgotten_with_all_their_rows_and_others_are_not(ledger: L
     assert [each.text for each in ledger.events("late")] == ["planned"]
     assert ledger.key_fields("22" * 32) == {"a": "22"}
     assert ledger.key_fields("33" * 32) is None
-    assert ledger.retention.references().keys == {"11" * 32, "22" * 32}
+    keys = {each.name for each in ledger.retention.references() if each.kind is ReferenceKind.KEY}
+    assert keys == {"11" * 32, "22" * 32}
     assert list(ledger.retention.prune(3600)) == []
 
 

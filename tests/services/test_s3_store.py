@@ -179,7 +179,7 @@ def test_garbage_is_collected_and_what_was_asked_for_since_is_not(
     with laptop_farm(tmp_path) as farm:
         assert store.get(kept) == b"asked for again"
         done = collect_garbage(store, farm._ledger, Limits(older_than_seconds=86_400))
-    assert [entry.stored.key for entry in done.records] == [KEY]
+    assert [each.key for each in done.records] == [KEY]
     assert done.blobs == (gone,)
     assert {blob.digest for blob in store.blobs()} == {kept}
 

@@ -49,7 +49,7 @@ class Heard(Progress):
         self.said.append(f"forgot {count}")
 
     def garbage_collected(self, sweep: Sweep) -> None:
-        self.said.append(f"removed {len(sweep.records)} records, {len(sweep.blobs)} blobs")
+        self.said.append(f"removed {sweep.record_count} records, {sweep.blob_count} blobs")
         self.sweeps.append(sweep)
 
     def maintenance_failed(self, reason: str) -> None:

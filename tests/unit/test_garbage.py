@@ -20,7 +20,7 @@ from farm.ledger.tables import leases
 from farm.maintenance import exclusive
 from farm.maintenance.exclusive import LEASE_SECONDS
 from farm.maintenance.gc import COLLECTION, Limits, Sweep, collect_garbage
-from farm.maintenance.inventory import read_inventory
+from farm.maintenance.inventory import open_inventory
 from farm.maintenance.remove import remove_cached
 from farm.maintenance.scrub import Damage, scrub
 from farm.store.contract import Store, digests_in
@@ -150,7 +150,7 @@ def test_what_was_not_used_for_longest_goes_until_the_rest_fits(yard: Yard) -> N
         yard.age(2 * DAY)
     yard.store.get(str((yard.store.get_record(CUBIN_STAGE, "aa" * 32) or {})["cubin"]))  # used now
     done = yard.collect(Limits(size_bytes=22_000))
-    assert [entry.stored.key[:2] for entry in done.records] == ["bb", "cc"]
+    assert [each.key[:2] for each in done.records] == ["bb", "cc"]
     assert done.bytes_before - done.bytes_freed <= 22_000
     assert {record.key[:2] for record in yard.store.records()} == {"aa", "dd"}
 
@@ -170,7 +170,7 @@ def test_one_namespace_s_garbage_leaves_the_records_of_others(yard: Yard) -> Non
     yard.record("bb", b"b", "team-b")
     yard.age(OLD)
     done = yard.collect(Limits(older_than_seconds=DAY, namespace="team-a"))
-    assert [entry.namespace for entry in done.records] == ["team-a"]
+    assert [each.key for each in done.records] == ["aa" * 32]
     assert yard.store.get_record(CUBIN_STAGE, "bb" * 32) is not None
 
 
@@ -238,7 +238,7 @@ def test_a_second_collection_is_refused_while_one_runs(yard: Yard) -> None:
     yard.collect(Limits())
 
 
-def test_a_run_that_lost_its_lease_stops_before_the_next_removal(yard: Yard) -> None:
+def test_a_run_that_lost_its_lease_stops_before_the_next_removal(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("aa", "bb", "cc"):
         yard.record(key, key.encode())
     yard.age(OLD)
@@ -252,6 +252,7 @@ def test_a_run_that_lost_its_lease_stops_before_the_next_removal(yard: Yard) -> 
         patch.setattr(exclusive, "time", SimpleNamespace(monotonic=lambda: monotonic))
 
     store.before_removal = stand_still_while_another_begins
+    monkeypatch.setattr("farm.maintenance.inventory.BATCH", 1)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(LeaseLostError, match="another run began"):
         collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY))
     assert len(list(yard.store.blobs())) == 2
@@ -361,6 +362,7 @@ def test_damage_is_found_and_removed_only_when_asked(yard: Yard) -> None:
 def test_an_inventory_counts_each_blob_once(yard: Yard) -> None:
     yard.record("aa", b"shared" * 100)
     yard.record("bb", b"shared" * 100)
-    inventory = read_inventory(yard.store)
-    assert inventory.total_bytes == sum(path.stat().st_size for path in yard.folder.rglob("*") if path.is_file())
-    assert sum(inventory.size_bytes(entry) for entry in inventory.entries) == inventory.total_bytes + 600
+    with open_inventory(yard.store, []) as inventory:
+        total = sum(path.stat().st_size for path in yard.folder.rglob("*") if path.is_file())
+        assert inventory.total_bytes == total
+        assert sum(item.size_bytes for item in inventory.items(CUBIN_STAGE, None, 9)) == total + 600

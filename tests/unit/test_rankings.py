@@ -21,9 +21,7 @@ from codegen.target.device_model import typical_device
 from farm.api import Farm
 from farm.errors import StoreDeniedError, StoreError
 from farm.jobs.model import BuildOptions
-from farm.ledger import References
-from farm.maintenance.gc import Limits, choose_garbage
-from farm.maintenance.inventory import read_inventory
+from farm.maintenance.gc import Limits, collect_garbage
 from farm.store.contract import Record, Store
 from farm.store.disk import DiskStore
 from farm.store.memory import MemoryStore
@@ -229,15 +227,11 @@ def test_a_plan_keeps_nothing_and_a_job_what_the_next_plan_finds(farm: Farm, wor
     assert len(worked_out) == 4
 
 
-def test_what_is_old_is_garbage_although_no_job_refers_to_it() -> None:
+def test_what_is_old_is_garbage_although_no_job_refers_to_it(tmp_path: Path) -> None:
     store = MemoryStore()
     chosen(KeptRankings(store, namespace="team"))
-    inventory = read_inventory(store)
-    assert {each.namespace for each in inventory.entries} == {"team"}
-    old = [replace(each, stored=replace(each.stored, age_seconds=40 * 86_400.0)) for each in inventory.entries]
-    sweep = choose_garbage(
-        replace(inventory, entries=tuple(old)),
-        References(frozenset(), frozenset(), frozenset()),
-        Limits(older_than_seconds=30 * 86_400.0),
-    )
+    for name in store._recorded:
+        store._recorded[name] -= 40 * 86_400.0
+    with laptop_farm(tmp_path) as farm:
+        sweep = collect_garbage(store, farm._ledger, Limits(older_than_seconds=30 * 86_400.0, namespace="team"))
     assert len(sweep.records) == 2
