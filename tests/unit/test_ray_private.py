@@ -10,11 +10,14 @@ import importlib
 import inspect
 import re
 import tomllib
+from typing import NoReturn
 
 import pytest
 import ray
 
-from farm.executors.ray import private
+from farm.config.settings import load_settings
+from farm.errors import UnreachableError
+from farm.executors.ray import connection, private
 from tests.house.tree import ROOT, modules
 
 USED = [
@@ -63,6 +66,26 @@ def test_the_environment_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
             private.read_environment_again()
             assert Config.kill_worker_timeout_milliseconds() == value
     private.read_environment_again()
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "text"),
+    [
+        (Exception("The current node timed out during startup."), UnreachableError, "timed out .* see farm doctor"),
+        (TypeError("a bug of ours"), TypeError, "a bug of ours"),
+    ],
+)
+def test_a_ray_that_does_not_start_in_time_is_an_error_with_a_way_out(
+    raised: Exception, error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_options: object) -> NoReturn:
+        raise raised
+
+    monkeypatch.setattr(connection, "set_environment_defaults", lambda _values: None)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(error, match=text):
+        connection.RayConnection(load_settings({})).open()
 
 
 def test_workers_import_from_the_given_path_only() -> None:

@@ -88,8 +88,10 @@ class RayConnection:
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             self.close()
             raise self.unreachable(error) from error
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if type(error) is Exception:  # Ray's own, as when a busy machine does not start it within 30 s
+                raise self.unreachable(error) from error
             raise
         return ray
 
