@@ -15,6 +15,8 @@ from farm.ledger.tables import coordinators, in_flight_keys, jobs, key_crashes, 
 
 FORGET_SECONDS = 3600.0
 """Time after its last heartbeat for which a dead coordinator is still listed."""
+REMOVE_SECONDS = 30 * 86400.0
+"""Time after which its row is removed; long, because one that was suspended and wakes up needs its row."""
 FORGET_CRASHES_SECONDS = 7 * 86400.0
 """Time for which the crashes of a key are counted that nobody builds any more."""
 
@@ -53,7 +55,7 @@ class Coordinators:
     def register(self, coordinator: str, node: str, *, serves: bool, lease_seconds: float) -> None:
         """Registers a coordinator, and removes those that died long ago."""
         with self._database.writing() as connection:
-            long_ago = coordinators.c.seen < now() - FORGET_SECONDS
+            long_ago = coordinators.c.seen < now() - REMOVE_SECONDS
             connection.execute(delete(coordinators).where(or_(long_ago, coordinators.c.id == coordinator)))
             living = select(coordinators.c.id)
             connection.execute(delete(in_flight_keys).where(in_flight_keys.c.coordinator.not_in(living)))
@@ -81,13 +83,15 @@ class Coordinators:
         """Coordinators that are alive or died within the last hour, oldest first."""
         running = and_(jobs.c.coordinator == coordinators.c.id, jobs.c.status == Status.RUNNING)
         count = select(func.count()).select_from(jobs).where(running).scalar_subquery()
-        query = select(coordinators, count.label("jobs"), now().label("now")).order_by(coordinators.c.since)
+        query = select(coordinators, count.label("jobs"), now().label("now"))
+        query = query.where(coordinators.c.seen >= now() - FORGET_SECONDS).order_by(coordinators.c.since)
         with self._database.reading() as connection:
             return [_state_of_row(row) for row in connection.execute(query)]
 
     def any_serves(self) -> bool:
-        """Whether a coordinator that takes all pending jobs is alive."""
-        alive = select(coordinators.c.id).where(coordinators.c.serves, coordinators.c.lease_until >= now())
+        """Whether a coordinator is alive that takes all pending jobs and reads the format of this version."""
+        serves = and_(coordinators.c.serves, coordinators.c.format >= JOB_FORMAT)
+        alive = select(coordinators.c.id).where(serves, coordinators.c.lease_until >= now())
         with self._database.reading() as connection:
             return connection.execute(alive.limit(1)).first() is not None
 

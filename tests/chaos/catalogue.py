@@ -30,6 +30,10 @@ FAULTS = {
     # First: what it leaves to end by itself does so while the others are played.
     "ray-coordinator-killed": Fault(ray_faults.ray_coordinator_killed, (lacks_ray,)),
     "coordinator-killed": Fault(faults.coordinator_killed),
+    "zombie-coordinator": Fault(faults.zombie_coordinator),
+    "poison-job": Fault(faults.poison_job),
+    "two-versions": Fault(faults.two_versions),
+    "clock-ahead": Fault(faults.clock_ahead, (lacks_postgresql,)),
     "coordinators-racing": Fault(faults.coordinators_racing),
     "ptxas-hanging": Fault(faults.ptxas_hanging),
     "byte-flipped": Fault(faults.byte_flipped),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -13,19 +14,26 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from sqlalchemy import Executable, text, update
+
 from codegen.toolchain.tools import find_toolchain
 from farm.bundle.reader import Bundle
 from farm.errors import BundleError
-from farm.jobs.model import Status
+from farm.jobs.model import JOB_FORMAT, Status
 from farm.ledger import upgrade_database
+from farm.ledger.database import open_engine
+from farm.ledger.tables import builds, jobs
 from farm.worker.messages import Fault as Cause
 from tests.chaos.round import Round
 from tests.chaos.services import BUCKET
+from tests.chaos.work import OPTIONS, checkpoints
 from tests.signing_keys import key_file
 from tests.toolchain.tools import Tools
 
 AWAY_SECONDS = 3.0
 """How long a server that was killed stays away, at most."""
+ASLEEP_SECONDS = 12.0
+"""How long a coordinator sleeps, at most: three leases."""
 DISK_BYTES = 2**20
 
 
@@ -43,6 +51,99 @@ def coordinator_killed(play: Round) -> None:
         play.serve()
     play.finish()
     play.check_success()
+
+
+def zombie_coordinator(play: Round) -> None:
+    """A coordinator sleeps, perhaps beyond its lease, and goes on where it was; its jobs may be another's by then."""
+    play.submit()
+    first = play.serve()
+    play.moment()
+    first.send_signal(signal.SIGSTOP)
+    play.serve()
+    asleep = play.pause(ASLEEP_SECONDS)
+    time.sleep(asleep)
+    first.send_signal(signal.SIGCONT)
+    play.said = f"a coordinator slept for {asleep:.1f} s"
+    play.finish()
+    play.check_success()
+
+
+def clock_ahead(play: Round) -> None:
+    """The database's clock leaps forward, so that every lease has ended; a third coordinator comes just then."""
+    database = _use_postgresql(play)
+    # This schema goes before PostgreSQL's own, so that the clock of the tests is read.
+    play.services.postgresql.execute(f"alter database {database} set search_path = public, pg_catalog")
+    _set_clock(play, 0)
+    play.submit()
+    for _ in range(2):
+        play.serve()
+    play.moment()
+    hours = play.random.randrange(1, 48)
+    _set_clock(play, hours)
+    play.serve()
+    play.said = f"the clock went {hours} hours ahead"
+    play.finish()
+    play.check_success()
+
+
+def _set_clock(play: Round, hours: int) -> None:
+    clock = f"select pg_catalog.clock_timestamp() + interval '{hours} hours'"
+    function = "create or replace function public.clock_timestamp() returns timestamptz language sql volatile"
+    _write(play, text(f"{function} as $${clock}$$"))
+
+
+def poison_job(play: Round) -> None:
+    """A job that nobody can read, or that ends each coordinator which plans it, ends alone."""
+    early = play.random.random() < 0.5
+    kind = play.random.choice(("an unknown step", "unknown options", "the death of its coordinators"))
+    if not early:
+        play.submit()
+    [poison] = play.farm.submit(checkpoints()[:1], OPTIONS, name="poison").jobs
+    if kind == "an unknown step":
+        _write(play, update(builds).where(builds.c.job == poison.id).values(spec={"step": "of the next version"}))
+    elif kind == "unknown options":
+        _write(play, update(jobs).where(jobs.c.id == poison.id).values(options={"of": "the next version"}))
+    else:
+        play.use(CHAOS_POISON=poison.name)
+    if early:
+        play.submit()
+    play.supervise(lambda: play.over() and play.farm.job(poison.id).status.final)
+    play.said = f"the {'first' if early else 'last'} job was {kind}"
+    play.in_time = True
+    play.finish()
+    job = play.farm.job(poison.id)
+    assert job.status is Status.CRASHED, f"{job.name} is {job.status}: {job.reason}"
+    log = "".join(event.text for event in play.farm.logs(poison.id))
+    assert "Traceback" in log or "planned by" in log, log
+    play.check_success()
+
+
+def two_versions(play: Round) -> None:
+    """A coordinator leaves a job of a newer format to one that can read it."""
+    play.submit()
+    newer = play.random.choice(play.jobs())
+    _write(play, update(jobs).where(jobs.c.id == newer.id).values(format=JOB_FORMAT + 1))
+    play.serve()
+    play.moment()
+    if alone := play.random.random() < 0.5:
+        play.wait(lambda: sum(job.status.final for job in play.jobs()) == 2, "a job does not end")
+        waits = play.farm.job(newer.id)
+        assert (waits.status, waits.tries) == (Status.PENDING, 0)
+        assert waits.reason == f"waits for a coordinator of format {JOB_FORMAT + 1}", waits.reason
+    play.use(CHAOS_FORMAT=str(JOB_FORMAT + 1))
+    play.serve()
+    play.said = f"the newer version came {'when nothing else was left' if alone else 'in between'}"
+    play.finish()
+    play.check_success()
+    assert play.farm.job(newer.id).tries == 1
+
+
+def _write(play: Round, statement: Executable) -> None:
+    """As another version of the farm might."""
+    engine = open_engine(play.settings.database_url)
+    with engine.execution_options(farm_writes=True).begin() as connection:
+        connection.execute(statement)
+    engine.dispose()
 
 
 def coordinators_racing(play: Round) -> None:
@@ -67,12 +168,19 @@ def coordinators_racing(play: Round) -> None:
 
 
 def postgresql_killed(play: Round) -> None:
+    _use_postgresql(play)
+    server = play.services.postgresql
+    _killed_for_a_while(play, "PostgreSQL", server.kill, server.start)
+
+
+def _use_postgresql(play: Round) -> str:
+    """A database of its own; returns its name."""
     server = play.services.postgresql
     database = server.new_database()
     play.use(FARM_DATABASE_URL=server.url(database))
     play.cleanup.callback(server.drop_database, database)
     upgrade_database(play.settings)
-    _killed_for_a_while(play, "PostgreSQL", server.kill, server.start)
+    return database
 
 
 def s3_killed(play: Round) -> None:

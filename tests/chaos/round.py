@@ -127,6 +127,18 @@ class Round:
         process.wait()
         del self._serving[process]
 
+    def supervise(self, done: Callable[[], bool]) -> None:
+        """Starts a coordinator whenever none runs, as Kubernetes does, until a condition holds."""
+
+        def one_runs() -> bool:
+            for process in list(filter(_ended, self._serving)):
+                self.kill(process)
+            if not self._serving:
+                self.serve()
+            return done()
+
+        self.wait(one_runs, "a job does not end")
+
     def jobs(self) -> list[Job]:
         return self.farm.jobs_by_id(self._ids)
 

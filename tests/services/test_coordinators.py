@@ -181,6 +181,17 @@ def test_who_is_alive_and_what_its_workers_do_is_known(ledger: Ledger) -> None:
     assert not alive.any_serves()
 
 
+def test_a_coordinator_that_wakes_after_hours_is_alive_again(ledger: Ledger) -> None:
+    alive = ledger.coordinators
+    alive.register("sleeper", "node", serves=True, lease_seconds=60)
+    with ledger._database.writing() as connection:
+        connection.execute(update(coordinators).values(seen=coordinators.c.seen - 7200, lease_until=0))
+    alive.register("next", "node", serves=False, lease_seconds=60)
+    assert ([each.id for each in alive.all()], alive.any_serves()) == (["next"], False)
+    alive.beat("sleeper", 60, [])
+    assert ([each.id for each in alive.all() if each.alive], alive.any_serves()) == (["sleeper", "next"], True)
+
+
 def test_cancelling_ends_what_has_not_ended_and_nothing_else(ledger: Ledger) -> None:
     submit(ledger, *[new_job(each, each) for each in "abc"])
     submit(ledger, new_job("d", "d"), new_job("e", "e"))
