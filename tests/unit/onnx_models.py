@@ -209,7 +209,7 @@ def sequence_network(folder: Path) -> Path:
 
     As exporters write it: sizes are computed from Shape, places by Range.
     """
-    integers = {"i0": 0, "i1": 1, "zero": 0, "one": 1, "two": 2, "axis": [0], "groups": [2], "last": [-1], "rows": [8]}
+    integers = {"i0": 0, "i1": 1, "zero": 0, "one": 1, "two": 2, "axis": [0], "groups": [2], "last": [-1]}
     nodes = [
         *[node("Pad", "x pads", "padded", mode="reflect"), node("Conv", "padded w", "c", "conv")],
         *[node("Shape", "c", "s"), node("Gather", "s i0", "n"), node("Gather", "s i1", "k"), node("Div", "k two", "h")],
