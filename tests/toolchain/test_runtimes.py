@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from codegen.ir.launch import NUMBERS
 from codegen.model_zoo import lenet5, write_network
 from farm.bundle.reader import Bundle
 from farm.runtime.plan import Argument, KernelStep, Place, Rows
-from farm.runtime.plan_text import plan_of
+from farm.runtime.plan_text import plan_of, with_end
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import LANGUAGES, Launched, Played, by_first_sight
 from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
@@ -241,6 +242,26 @@ def test_files_of_an_archive_that_overlap_are_refused_in_c(played: Played, lenet
         data[place : place + 4] = (size + 1).to_bytes(4, "little")
     (tmp_path / "bundle.farm").write_bytes(data)
     assert "its directory of files is damaged" in played.run("c", tmp_path / "bundle.farm", 1)
+
+
+def test_a_network_of_more_launches_than_any_has_is_refused_in_c(played: Played, lenet: Path, tmp_path: Path) -> None:
+    """65 kernels of one layer, which runs 16,384 times."""
+    shutil.copytree(lenet, tmp_path / "bundle")
+    text = tmp_path / "bundle" / "network.plan"
+    of_kind: dict[str, list[str]] = {}
+    for line in text.read_text().splitlines()[1:-1]:
+        of_kind.setdefault(line.split(" ")[0], []).append(line)
+    kernel = of_kind["kernel"][-1].split(" ")
+    _, size, digest, path = of_kind["file"][int(kernel[3])].split(" ")
+    for number in range(64):
+        (tmp_path / "bundle" / f"part{number}").write_bytes((tmp_path / "bundle" / path).read_bytes())
+        kernel[3] = str(len(of_kind["file"]))
+        of_kind["file"].append(f"file {size} {digest} part{number}")
+        of_kind["kernel"].append(" ".join(kernel))
+    of_kind.pop("launch")
+    of_kind["run"] = of_kind["run"][-1:] * 2**14
+    text.write_bytes(with_end([line for lines in of_kind.values() for line in lines]))
+    assert "its network has 1064960 launches" in played.run("c", tmp_path / "bundle", 1)
 
 
 def test_a_network_of_one_image_is_run_with_one(played: Played, tmp_path: Path) -> None:
