@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from codegen.frontend.model_file import read_model
 from codegen.ir.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from codegen.target.arch import check_archs, check_gpus
 from codegen.target.device_model import device_named
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
-from farm.errors import CancelledError, JobFailedError, StoreError
+from farm.errors import CancelledError, JobFailedError, StoreError, UsageError
 from farm.executors import open_executor, open_gpu
 from farm.executors.contract import Notice, no_notice
 from farm.jobs.completeness import MissingLayer, whole_part
@@ -52,13 +52,15 @@ from farm.reports.sweep_report import SweepReport
 from farm.scheduler.coordinator import Coordinator, open_coordinator
 from farm.scheduler.plan import assembler_of, plan
 from farm.scheduler.progress import Progress
+from farm.signing import MAKE_KEY, Keyring, read_keyring
 from farm.store import open_store
 from farm.store.contract import Store
+from farm.store.signed import SignedStore
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.rankings import KeptRankings
 from farm.tuning.record import plain_arch
-from farm.worker.cache_lookup import known_toolchain, unasked_toolchain
+from farm.worker.cache_lookup import CUBIN_STAGE, known_toolchain, unasked_toolchain
 
 if TYPE_CHECKING:
     from farm.bundle.model import CompiledModel
@@ -342,12 +344,15 @@ class Farm:
 
         return compiled_model(self._succeeded(job_id), self._store)
 
-    def fetch(self, job_id: str, directory: Path, *, partial: bool = False, ptx: bool = False) -> Path:
+    def fetch(
+        self, job_id: str, directory: Path, *, partial: bool = False, ptx: bool = False, sign: bool = False
+    ) -> Path:
         """Writes the bundle of a job that succeeded; returns the path of its manifest or of the `.farm` file.
 
         `partial` also accepts a job that failed or was cancelled, and writes its complete layers. `ptx` adds each
-        kernel's PTX for the newest virtual architecture. Raises BlobLostError and UsageError; JobFailedError or
-        CancelledError for a job without a complete layer.
+        kernel's PTX for the newest virtual architecture. `sign` verifies the layers as `verify` does, and signs the
+        statement about the bundle. Raises BlobLostError and UsageError; JobFailedError or CancelledError for a job
+        without a complete layer; JobFailedError for a layer that is wrong.
         """
         from farm.bundle.model import check_succeeded
         from farm.bundle.ptx import newest_ptx
@@ -369,7 +374,59 @@ class Farm:
             detail = whole
         tools = self._tool_versions(detail.results)
         kernels = newest_ptx(detail, self._store) if ptx else ()
-        return write_bundle(directory, detail.job, detail.builds, detail.results, tools, self._store, missing, kernels)
+        return write_bundle(
+            directory,
+            detail.job,
+            detail.builds,
+            detail.results,
+            tools,
+            self._store,
+            missing,
+            kernels,
+            keys=self._signing_keys() if sign else None,
+            verification=self._verified(detail) if sign else (),
+        )
+
+    def _signing_keys(self) -> Keyring:
+        """The configured keys, of which the first can sign. Raises UsageError."""
+        if self._settings.signing_keys is None:
+            raise UsageError(
+                f"bundles are signed with a key: make one with {MAKE_KEY} and name it in FARM_SIGNING_KEYS"
+            )
+        keys = read_keyring(self._settings.signing_keys)
+        keys.private()
+        return keys
+
+    def _verified(self, detail: JobDetail) -> list[dict[str, Any]]:
+        """The verification of each kernel, for the statement about a bundle. Raises JobFailedError."""
+        from farm.verify.layers import verify_on_cpu
+
+        verified = list(verify_on_cpu(self._store, detail.builds, detail.results, batch=1))
+        for each in verified:
+            if not each.verification.ok:
+                raise JobFailedError(f"not signed: {each.layer} {','.join(each.archs)}: {each.verification.message}")
+        return [
+            {
+                "layer": each.layer,
+                "archs": list(each.archs),
+                "on": each.where,
+                "outputs": each.verification.outputs_checked,
+                "relative_error": each.verification.relative_error,
+            }
+            for each in verified
+        ]
+
+    def unsigned_results(self, job_id: str) -> list[str]:
+        """Names of a job's cubins for which the store has no valid signed record; none if records are not signed."""
+        if not isinstance(self._store, SignedStore):
+            return []
+        detail = self.inspect(job_id)
+        builds = {build.id: build for build in detail.builds}
+        return [
+            builds[each.build].cubin_name(each.arch, each.part)
+            for each in detail.results
+            if each.cubin and (self._store.get_record(CUBIN_STAGE, each.cubin_key) or {}).get("cubin") != each.cubin
+        ]
 
     def missing_layers(self, job_id: str) -> tuple[MissingLayer, ...]:
         """Layers that a bundle of the job lacks: none if it succeeded."""

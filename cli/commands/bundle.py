@@ -19,6 +19,7 @@ from cli.output.table import EXTRA, Column, fitted_table
 if TYPE_CHECKING:
     from farm.bundle.contents import Contents, LayerContents
     from farm.bundle.reader import Bundle
+    from farm.signing import Keyring
 
 app = typer.Typer(help="Bundles that farm fetch wrote.", no_args_is_help=True)
 
@@ -65,20 +66,28 @@ def show(
 
 
 @app.command()
-def verify(bundle: BundlePath) -> int:
-    """Check the digest of every file of a bundle; damage exits with 39."""
+def verify(
+    bundle: BundlePath,
+    key: Annotated[
+        Path | None, typer.Option("--key", metavar="FILE", help="Also check the signature, with Ed25519 keys in PEM.")
+    ] = None,
+) -> int:
+    """Check the digest of every file of a bundle; damage, or a wrong signature with --key, exits with 39."""
     from farm.bundle.reader import Bundle
+    from farm.signing import read_keyring
 
+    keys = None if key is None else read_keyring(key)
     opened = Bundle(bundle)
-    if print_damage(opened):
+    if print_damage(opened, keys):
         return BLOB_LOST
-    stdout().print(Text(f"{bundle}: {_files(opened)}, all digests match", style="green"), soft_wrap=True)
+    signed = "" if key is None else ", signed"
+    stdout().print(Text(f"{bundle}: {_files(opened)}, all digests match{signed}", style="green"), soft_wrap=True)
     return OK
 
 
-def print_damage(bundle: Bundle) -> int:
-    """Print each missing or damaged file; return their number."""
-    found = bundle.damage()
+def print_damage(bundle: Bundle, keys: Keyring | None = None) -> int:
+    """Print each missing, damaged or wrongly signed file; return their number."""
+    found = bundle.damage(keys)
     for each in found:
         print_error(each)
     return len(found)

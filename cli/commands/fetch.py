@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -17,6 +17,9 @@ from cli.output.format import counted
 from farm.errors import FarmError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Job
+
+if TYPE_CHECKING:
+    from farm.api import Farm
 
 
 def fetch(
@@ -37,7 +40,12 @@ def fetch(
     ptx: Annotated[
         bool, typer.Option("--ptx", help="Add the kernels' PTX, which drivers compile for later GPUs.")
     ] = False,
-    check: Annotated[bool, typer.Option("--verify", help="Read the bundle again and check every digest.")] = False,
+    check: Annotated[
+        bool, typer.Option("--verify", help="Check every digest again, and that the records of the cubins are signed.")
+    ] = False,
+    sign: Annotated[
+        bool, typer.Option("--sign", help="Verify the layers, and sign the bundle with FARM_SIGNING_KEYS.")
+    ] = False,
 ) -> int:
     """Write the bundles of jobs: cubins, and a manifest that says how to launch them.
 
@@ -56,7 +64,7 @@ def fetch(
         jobs = selected_jobs(farm, job, submission)
         for each, folder in zip(jobs, bundle_folders(jobs, output), strict=True):
             try:
-                written = farm.fetch(each.id, folder, partial=partial, ptx=ptx)
+                written = farm.fetch(each.id, folder, partial=partial, ptx=ptx, sign=sign)
                 missing = farm.missing_layers(each.id) if partial else ()
             except FarmError as error:
                 if len(jobs) == 1:
@@ -66,12 +74,21 @@ def fetch(
                 continue
             bundle = Bundle(folder)
             cubins = sum(len(layer.cubins) for layer in bundle.layers.values())
-            code = max(code, BLOB_LOST if check and print_damage(bundle) else OK)
+            if check and (print_damage(bundle) or _print_unsigned(farm, each)):
+                code = max(code, BLOB_LOST)
             stdout().print(Text(f"{written}: {counted(cubins, 'cubin')}"), soft_wrap=True)
             if missing:
                 code = max(code, PARTIAL)
                 _warn(each, missing)
     return code
+
+
+def _print_unsigned(farm: Farm, job: Job) -> int:
+    """Print each cubin whose record is not signed; return their number."""
+    names = farm.unsigned_results(job.id)
+    for name in names:
+        print_error(f"{job.name} {name}: the store has no valid signed record of this cubin. Run farm compile again")
+    return len(names)
 
 
 def _warn(job: Job, missing: Sequence[MissingLayer]) -> None:

@@ -133,6 +133,14 @@ class RuntimeEntry(Entry):
     """Operators of the network that the runtime does not run; the plan then has the layers only."""
 
 
+class ProvenanceEntry(Entry):
+    """The in-toto statement about the bundle."""
+
+    path: Literal["provenance.json"]
+    sha256: Digest
+    bytes: FileSize
+
+
 class SkippedEntry(Entry):
     """A layer that is not compiled."""
 
@@ -389,6 +397,7 @@ class Manifest(Entry):
     skipped: Many[SkippedEntry]
     missing: Several[MissingEntry] = ()
     """Only of a partial bundle, which has no network."""
+    provenance: ProvenanceEntry
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -17,6 +17,7 @@ from farm.bundle.manifest import (
     ManifestError,
     MissingEntry,
     NetworkEntry,
+    ProvenanceEntry,
     PtxEntry,
     RuntimeFile,
     is_whole,
@@ -24,7 +25,9 @@ from farm.bundle.manifest import (
     read_manifest,
 )
 from farm.bundle.members import MANIFEST, Member, open_members
+from farm.bundle.provenance import ProvenanceError, check_provenance
 from farm.errors import BundleError, UsageError
+from farm.signing import Keyring
 
 if TYPE_CHECKING:
     from codegen.frontend.onnx.export.network import Network
@@ -37,6 +40,8 @@ PLAN_FORMAT = "farm-plan 2"
 """First line of a plan; its number is raised when the format changes."""
 CONSTANTS = "network.constants"
 """Constants that the plan's steps read."""
+PROVENANCE = "provenance.json"
+"""The in-toto statement about the other files."""
 GLUE = "glue.ptx"
 """The kernels for the operators between the compiled layers."""
 
@@ -151,6 +156,11 @@ class Bundle:
 
     def files(self) -> dict[str, Member]:
         """Every file but the manifest, by its path."""
+        provenance = _member(self.manifest.provenance)
+        return {**self._subjects(), provenance.path: provenance}
+
+    def _subjects(self) -> dict[str, Member]:
+        """The files that the provenance is about."""
         found: list[Member] = [each for layer in self.layers.values() for each in (*layer.cubins, *layer.ptx)]
         if self.manifest.network is not None:
             found.append(_member(self.manifest.network))
@@ -161,8 +171,11 @@ class Bundle:
         """Size of all existing files, unpacked, with the manifest."""
         return sum(map(self._members.size, (MANIFEST, *self.files())))
 
-    def damage(self) -> Sequence[str]:
-        """A message for every file that is missing or damaged, the manifest among them."""
+    def damage(self, keys: Keyring | None = None) -> Sequence[str]:
+        """A message for every file that is missing or damaged, the manifest among them.
+
+        With `keys` also if the bundle is not as one of them signed it.
+        """
         found = []
         if not is_whole(self._text, self.manifest.sha256):
             found.append(
@@ -173,6 +186,13 @@ class Bundle:
                 self._members.read(member)
             except BundleError as error:
                 found.append(str(error))
+        if keys is not None and not found:
+            digests = {path: member.sha256 for path, member in self._subjects().items()}
+            try:
+                check_provenance(self._members.read(_member(self.manifest.provenance)), self._text, digests, keys)
+            except ProvenanceError as error:
+                way_out = "Fetch it with --sign, or name the farm's public key"
+                found.append(f"{self.path}: {PROVENANCE} cannot be trusted: {error}. {way_out}")
         return found
 
     @property
@@ -227,7 +247,7 @@ def _layer(entry: LayerEntry) -> BundledLayer:
     )
 
 
-def _member(entry: NetworkEntry | RuntimeFile) -> Member:
+def _member(entry: NetworkEntry | ProvenanceEntry | RuntimeFile) -> Member:
     return Member(entry.path, entry.sha256, entry.bytes)
 
 

@@ -19,12 +19,15 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, Linear, SkippedLayer
 from farm.bundle.manifest import SCHEMA_VERSION, read_layers, with_digest
 from farm.bundle.members import MANIFEST, open_members
+from farm.bundle.provenance import sealed, statement_of
 from farm.bundle.ptx import KernelPtx
-from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, layers_of
+from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, PROVENANCE, layers_of
+from farm.config.build_id import program_digest
 from farm.errors import BlobLostError, BundleError, UsageError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Build, BuildResult, Job
 from farm.runtime.plan_files import network_files
+from farm.signing import Keyring
 from farm.store.contract import Store, blob_digest
 from farm.worker.cache_lookup import read_cubin
 
@@ -41,6 +44,8 @@ def write_bundle(
     store: Store,
     missing: Sequence[MissingLayer] = (),
     ptx: Sequence[KernelPtx] = (),
+    keys: Keyring | None = None,
+    verification: Sequence[Mapping[str, Any]] = (),
 ) -> Path:
     """Writes a job's bundle and gives the path of its manifest, or of the archive.
 
@@ -50,7 +55,8 @@ def write_bundle(
 
     `toolchain` has the version of each tool. With `missing` layers the bundle is partial: its manifest lists them, and
     it has no network, which would need them. Each of `ptx` is written as `<layer>/compute_80.ptx` and listed in the
-    launch of the cubins that were made from it. An existing bundle is replaced. Raises UsageError if the directory
+    launch of the cubins that were made from it. With `keys` the statement about the bundle is signed; `verification` is
+    its part about the verified kernels. An existing bundle is replaced. Raises UsageError if the directory
     holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
     of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
@@ -76,6 +82,10 @@ def write_bundle(
         found = network_files(layers_of(read_layers(layers)), _network(store, job, job.network))
         files |= {NETWORK: found.network, **found.others}
         manifest |= {"network": _network_entry(found.network), "runtime": found.entry}
+    digests = {name: blob_digest(data) for name, data in files.items()}
+    statement = statement_of(manifest, digests, program_digest(), verification)
+    files[PROVENANCE] = statement if keys is None else sealed(statement, keys)
+    manifest["provenance"] = _file_entry(PROVENANCE, files[PROVENANCE])
     files[MANIFEST] = with_digest(manifest)
     if directory.suffix == ARCHIVE_SUFFIX:
         _write_archive(directory, files)
@@ -120,12 +130,14 @@ def _network_entry(network: bytes) -> dict[str, Any]:
         return [{"name": each.name, "dtype": each.dtype, "shape": list(each.shape)} for each in tensors]
 
     return {
-        "path": NETWORK,
-        "sha256": blob_digest(network),
-        "bytes": len(network),
+        **_file_entry(NETWORK, network),
         "inputs": shown(inputs),
         "outputs": shown(outputs),
     }
+
+
+def _file_entry(name: str, data: bytes) -> dict[str, Any]:
+    return {"path": name, "sha256": blob_digest(data), "bytes": len(data)}
 
 
 def _manifest(
@@ -221,7 +233,7 @@ def _tensor(name: str, spec: LayerSpec, shape: tuple[int, ...]) -> dict[str, Any
 
 def safe_names(names: Sequence[str]) -> list[str]:
     """A file name for each name: without separators, not hidden, distinct on any file system."""
-    taken = {MANIFEST, NETWORK, PLAN, CONSTANTS, GLUE}
+    taken = {MANIFEST, NETWORK, PLAN, CONSTANTS, GLUE, PROVENANCE}
     safe = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._-")[:100] or "layer"
@@ -310,6 +322,6 @@ def _listed(directory: Path) -> set[str]:
         network = {content["network"]["path"]} if "network" in content else set()
         listed = [file for each in launches for file in (*each["cubins"].values(), each.get("ptx")) if file]
         runtime = {each["path"] for each in content.get("runtime", {"files": ()})["files"]} & {PLAN, CONSTANTS, GLUE}
-        return {MANIFEST} | runtime | network | {str(file["path"]) for file in listed}
+        return {MANIFEST, PROVENANCE} | runtime | network | {str(file["path"]) for file in listed}
     except (BundleError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return set()

@@ -29,7 +29,7 @@ FARM_LAYERS = (
     ("ledger", "executors", "bundle.ptx"),
     ("cuda",),
     ("bundle.members",),
-    ("bundle.manifest",),
+    ("bundle.manifest", "bundle.provenance"),
     ("bundle.reader",),
     ("bundle.contents",),
     ("runtime",),

@@ -56,7 +56,7 @@ def test_a_failed_layer_is_left_out_and_the_others_are_in_the_bundle(
     [missing] = manifest["missing"]
     assert (missing["name"], missing["operator"], missing["archs"]) == ("conv2", "conv2d", ["sm_80", "sm_90"])
     assert REFUSAL in missing["reason"]
-    assert set(contents(folder)) == {"manifest.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
+    assert set(contents(folder)) == {"manifest.json", "provenance.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
 
 
 def test_an_architecture_that_failed_is_left_out_of_every_layer(farm: Farm, tools: Tools, tmp_path: Path) -> None:

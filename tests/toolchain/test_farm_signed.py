@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from cli.main import run
 from farm.api import Farm
 from farm.config.settings import Settings
-from farm.errors import UsageError
+from farm.errors import JobFailedError, UsageError
 from farm.jobs.model import BuildOptions, Job, Outcome, Status
 from farm.maintenance.gc import Limits
 from farm.store.disk import DiskStore
@@ -103,6 +104,41 @@ def test_a_scrub_lists_swapped_records_and_repairs_them(attacked: Attacked) -> N
     found = list(attacked.farm.scrub(repair=True))
     assert {(each.stage, each.name, each.unsigned) for each in found} == {(CUBIN_STAGE, key, True) for key in keys}
     assert list(attacked.farm.scrub()) == []
+
+
+def test_fetch_names_the_cubins_whose_records_were_swapped(
+    attacked: Attacked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_STORE", attacked.settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", attacked.settings.database_url)
+    monkeypatch.setenv("FARM_SIGNING_KEYS", str(attacked.settings.signing_keys))
+    command = ["fetch", attacked.job.id, "--verify", "-o", str(tmp_path / "bundle")]
+    assert run(command) == 0
+    capsys.readouterr()
+    attacked.swap()
+    assert run(command) == 39
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 4
+    assert all("no valid signed record of this cubin" in line for line in told)
+
+
+def test_a_signed_bundle_is_verified_by_the_public_key_alone(
+    attacked: Attacked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attacked.farm.fetch(attacked.job.id, tmp_path / "bundle", sign=True)
+    public = tmp_path / "public.pem"
+    public.write_bytes(public_half((tmp_path / "keys.pem").read_bytes()))
+    assert run(["bundle", "verify", str(tmp_path / "bundle"), "--key", str(public)]) == 0
+    assert "all digests match, signed" in capsys.readouterr().out
+
+
+def test_a_bundle_with_a_cubin_of_another_layer_is_not_signed(attacked: Attacked, tmp_path: Path) -> None:
+    detail = attacked.farm.inspect(attacked.job.id)
+    one, other = [each for each in detail.results if each.arch == "sm_90"]
+    attacked.farm._ledger.record_results([replace(one, cubin=other.cubin)])
+    with pytest.raises(JobFailedError, match=r"not signed: conv. sm_90: "):
+        attacked.farm.fetch(attacked.job.id, tmp_path / "bundle", sign=True)
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_garbage_collection_with_other_keys_counts_records_and_removes_none(attacked: Attacked, tmp_path: Path) -> None:

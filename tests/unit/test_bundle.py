@@ -104,7 +104,7 @@ def test_every_cubin_has_the_path_and_digest_of_the_manifest(tmp_path: Path, sto
     listed = [
         entry for layer in manifest["layers"] for launch in layer["launches"] for entry in launch["cubins"].values()
     ]
-    assert {entry["path"] for entry in listed} | {"manifest.json"} == set(found)
+    assert {entry["path"] for entry in listed} | {"manifest.json", "provenance.json"} == set(found)
     assert [blob_digest(found[entry["path"]]) for entry in listed] == [entry["sha256"] for entry in listed]
     assert found["conv2/sm_90.cubin"] == cubin(1, "sm_90")
 
@@ -154,14 +154,19 @@ def test_a_layer_in_parts_has_a_launch_for_each_with_its_own_cubins_and_the_same
             assert entry["path"] == f"large/{arch}.part{number + 1}.cubin"
             assert found[entry["path"]] == cubin(0, arch, number)
     assert [launch["cubins"]["sm_90"]["path"] for launch in small["launches"]] == ["small/sm_90.cubin"]
-    assert len(found) == 1 + 2 * 3 + 2
+    assert len(found) == 2 + 2 * 3 + 2
 
 
 def test_a_previous_bundle_with_parts_is_replaced_whole(tmp_path: Path, store: MemoryStore) -> None:
     halves = replace(build(0, "conv1"), parts=(Part(0, 1), Part(1, 2)))
     write_layers(tmp_path / "out", store, halves)
     write_layers(tmp_path / "out", store, build(0, "conv1"))
-    assert set(contents(tmp_path / "out")) == {"manifest.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
+    assert set(contents(tmp_path / "out")) == {
+        "manifest.json",
+        "provenance.json",
+        "conv1/sm_80.cubin",
+        "conv1/sm_90.cubin",
+    }
 
 
 def test_the_manifest_says_which_tensors_a_layer_takes_and_what_is_folded_into_it(

@@ -127,7 +127,7 @@ def test_show_gives_one_json_document(bundle: Path, capsys: pytest.CaptureFixtur
 
 def test_a_whole_bundle_passes(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bundle", "verify", str(bundle)]) == 0
-    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 6 files, all digests match")
+    assert capsys.readouterr().out.rstrip().endswith(f"{bundle.name}: 7 files, all digests match")
 
 
 @pytest.mark.parametrize("bundle", ["bundle"], indirect=True)
@@ -175,7 +175,7 @@ def test_something_else_than_a_bundle_is_refused(tmp_path: Path, capsys: pytest.
 def test_a_bundle_with_ptx_is_replaced_whole(bundle: Path) -> None:
     results = [result(0, "sm_80"), result(0, "sm_90")]
     write_bundle(bundle, JOB, [build(0, "conv1")], results, TOOLS, stored_cubins())
-    assert set(contents(bundle)) == {"manifest.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
+    assert set(contents(bundle)) == {"manifest.json", "provenance.json", "conv1/sm_80.cubin", "conv1/sm_90.cubin"}
 
 
 def test_a_compile_may_write_over_a_bundle_in_either_form(bundle: Path) -> None:

@@ -36,7 +36,7 @@ def test_layer_names_cannot_leave_the_folder_or_meet(tmp_path: Path, store: Memo
     manifest = write(tmp_path / "deep" / "out", store, *names)
     assert [layer["name"] for layer in manifest["layers"]] == names
     validator().validate(manifest)
-    assert len(contents(tmp_path / "deep" / "out")) == 2 * len(names) + 1
+    assert len(contents(tmp_path / "deep" / "out")) == 2 * len(names) + 2
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [
         path.name for path in (tmp_path / "deep" / "out").rglob("*") if path.is_file()
     ]
@@ -54,6 +54,7 @@ def test_a_previous_bundle_is_replaced_whole(tmp_path: Path, store: MemoryStore)
     write(tmp_path / "out", store, "conv1", "other")
     assert set(contents(tmp_path / "out")) == {
         "manifest.json",
+        "provenance.json",
         *(f"{name}/{arch}.cubin" for name in ("conv1", "other") for arch in ("sm_80", "sm_90")),
     }
     assert not (tmp_path / "out" / "conv3").exists()
@@ -61,7 +62,7 @@ def test_a_previous_bundle_is_replaced_whole(tmp_path: Path, store: MemoryStore)
 
 def test_an_empty_folder_is_filled(tmp_path: Path, store: MemoryStore) -> None:
     write(tmp_path, store)
-    assert len(contents(tmp_path)) == 5
+    assert len(contents(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "conv1/notes.txt", ".git/config", "manifest.json"])
