@@ -213,7 +213,7 @@ class SharedStoreContract(StoreContract):
     def test_a_damaged_record_counts_as_missing(self, place: Place) -> None:
         store = place.open()
         store.put_record("cubin", KEY, {"a": 1})
-        for damage in (b'{"a": ', b"[1]", b"\xff"):
+        for damage in (b'{"a": ', b"[1]", b"\xff", b'{"a":' * 100_000):
             place.overwrite(RECORD, damage)
             assert store.get_record("cubin", KEY) is None
 

@@ -67,7 +67,7 @@ class DiskStore:
         data = self._read(self._record(stage, key))
         try:
             record = None if data is None else json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) else None
 

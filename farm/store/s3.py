@@ -114,7 +114,7 @@ class S3Store:
         found = self._read(self._record(stage, key))
         try:
             record = None if found is None else json.loads(found.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return record if isinstance(record, dict) else None
 

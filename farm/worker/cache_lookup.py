@@ -26,7 +26,9 @@ def find_template(store: Store, key: str) -> str | None:
     try:
         ptx = None if record is None else store.get(str(record["ptx"]))
         return None if ptx is None else ptx.decode()
-    except (KeyError, ValueError):
+    except StoreError:
+        raise
+    except Exception:  # noqa: BLE001 - a record may contain anything; the coordinator reads it, too
         return None  # unreadable: build again
 
 
@@ -35,7 +37,9 @@ def has_template(store: Store, key: str) -> bool:
     record = store.get_record(TEMPLATE_STAGE, key)
     try:
         return record is not None and store.holds(str(record["ptx"]))
-    except (KeyError, ValueError):
+    except StoreError:
+        raise
+    except Exception:  # noqa: BLE001 - as above
         return False  # unreadable: build again
 
 
@@ -56,7 +60,9 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
             return CubinResult(key, failure, hit=True)
         facts = CubinFacts.from_json(record)
         return CubinResult(key, facts, hit=True) if store.holds(facts.cubin, facts.cubin_bytes) else None
-    except (KeyError, TypeError, ValueError):
+    except StoreError:
+        raise
+    except Exception:  # noqa: BLE001 - as above
         return None  # unreadable: build again
 
 
