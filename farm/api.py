@@ -21,7 +21,7 @@ from codegen.target.arch import check_archs, check_gpus
 from codegen.target.device_model import device_named
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
-from farm.errors import CancelledError, JobFailedError, StoreError, UsageError
+from farm.errors import CancelledError, JobFailedError, StoreError, UnreadableJobError, UsageError
 from farm.executors import open_executor, open_gpu
 from farm.executors.contract import Notice, no_notice
 from farm.jobs.completeness import MissingLayer, whole_part
@@ -290,8 +290,10 @@ class Farm:
         self._ledger.check_submission(submission)
 
     def inspect(self, job_id: str) -> JobDetail:
-        """A job with its layers and cubins. Raises NotFoundError and UsageError."""
+        """A job with its layers and cubins. Raises NotFoundError, UsageError and UnreadableJobError."""
         job = self.job(job_id)
+        if job.unreadable:
+            raise UnreadableJobError(job.unreadable)
         return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
 
     def report(self, job_id: str) -> JobReport:

@@ -146,12 +146,13 @@ class HeldJobs:
         except UnreachableError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever one job contains, the others go on
-            what = str(error) if isinstance(error, FarmError) else f"{type(error).__name__}: {error}"
+            bug = f"planning failed with {type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, FarmError) else bug
             self._ledger.add_event(held.job.id, "error", "".join(traceback.format_exception(error)))
             if held.planned or held.job.claims >= MAX_CLAIMS:
-                self._end(held, Status.CRASHED, f"cannot be planned: {what}. farm logs has the trace.", Fault.FARM)
+                self._end(held, Status.CRASHED, f"{reason}. farm logs has the trace.", Fault.FARM)
             else:
-                self._return_unplanned(held, f"could not be planned: {what}. It is tried again.")
+                self._return_unplanned(held, f"{reason}. It is tried again.")
         return None
 
     def _return_unplanned(self, held: HeldJob, reason: str) -> None:

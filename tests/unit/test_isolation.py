@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, update
 
+from farm.api import Farm
 from farm.errors import UnreadableJobError
 from farm.jobs.model import JOB_FORMAT, NO_COORDINATOR, Build, Job, JobSet, NewJob, Status
 from farm.ledger.tables import builds, coordinators, jobs
 from farm.scheduler import held_jobs
 from farm.scheduler.held_jobs import MAX_CLAIMS
 from farm.scheduler.plan import Plan, plan
+from farm.worker.cache_lookup import CUBIN_STAGE
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.unit.farmyard import Farmyard, PlayedExecutor
 
@@ -71,11 +73,14 @@ def test_a_job_that_cannot_be_read_ends_alone_with_its_trace_in_its_log(
     assert poison not in farm.ledger.unfinished([poison])
 
 
-def test_a_job_whose_layers_cannot_be_read_is_an_error_with_a_way_out(farm: Farmyard) -> None:
+@pytest.mark.parametrize(("table", "values"), [(builds, {"spec": {"kind": "new"}}), (jobs, {"options": ["new"]})])
+def test_showing_a_job_that_cannot_be_read_is_an_error_with_a_way_out(
+    farm: Farmyard, table: Table, values: dict[str, Any]
+) -> None:
     [poison] = farm.submit("poison")
-    write(farm, builds, spec={"kind": "from the next version"})
+    write(farm, table, **values)
     with pytest.raises(UnreadableJobError, match=rf"{poison} cannot be read .* use the version of farm that submitted"):
-        farm.ledger.builds(poison)
+        Farm(farm.settings, farm.store, farm.ledger).inspect(poison)
 
 
 def test_a_job_whose_planning_raises_anything_ends_alone(farm: Farmyard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +93,7 @@ def test_a_job_whose_planning_raises_anything_ends_alone(farm: Farmyard, monkeyp
     found = serve(farm, "a", "poison", "b")
     assert [found[name].status for name in "ab"] == [Status.SUCCEEDED] * 2
     assert found["poison"].status is Status.CRASHED
-    assert found["poison"].reason == "cannot be planned: ZeroDivisionError: rows of nothing. farm logs has the trace."
+    assert found["poison"].reason == "planning failed with ZeroDivisionError: rows of nothing. farm logs has the trace."
     assert "in defective" in logged(farm, found["poison"])
 
 
@@ -183,3 +188,25 @@ def test_a_build_that_kills_its_coordinator_each_time_is_given_up(farm: Farmyard
     assert job.status is Status.CRASHED
     assert job.reason.endswith("its worker or coordinator died 3 times while it was built")
     assert {request.key for request in farm.executor.submitted} & set(keys) == set(keys[1:])
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        {"cubin_bytes": float("inf")},
+        {"cubin": "no digest"},
+        {"launch": [1]},
+        {"launch": {"grid": None}},
+        {"fmas_kept": {}},
+        {"error": 1},
+    ],
+)
+def test_a_record_that_cannot_be_read_is_a_miss_and_its_cubin_is_built_again(
+    farm: Farmyard, poison: dict[str, Any]
+) -> None:
+    [done] = farm.run(farm.submit("a"))
+    key = farm.results(done.id)[0].cubin_key
+    farm.store.put_record(CUBIN_STAGE, key, {**(farm.store.get_record(CUBIN_STAGE, key) or {}), **poison})
+    [job] = farm.run(farm.submit("b"))
+    assert (job.status, job.hits) == (Status.SUCCEEDED, 3)
+    assert [request.key for request in farm.executor.submitted] == [key]
