@@ -21,6 +21,7 @@ from farm.bench.networks import benchmark
 from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
 from farm.bench.networks.cases import NetworkCase, NetworkModel, bundles_for, sent_cases
 from farm.bench.networks.session import OVER, LoadedNetwork, NetworkRules, NetworkSession
+from farm.bench.networks.torch_timing import Timing
 from farm.bundle.reader import Bundle
 from farm.errors import UsageError
 from farm.store import open_store
@@ -95,6 +96,17 @@ def test_what_torch_has_to_compile_comes_last(tmp_path: Path, checkpoint: Checkp
     ]
     half = "torch.float16"
     assert gpu.begun == ["ours", half, "ours", half, "default", half, "default", half]
+
+
+@pytest.mark.parametrize("mode", ["eager", "compile"])
+def test_of_the_layouts_of_a_dense_network_the_faster_counts(
+    mode: str, tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = PlayedGpu(checkpoint)
+    times = iter([OWN_LATENCY, DENSE_LATENCY, DENSE_LATENCY / 2])
+    monkeypatch.setattr(gpu, "time", lambda *_: Timing(found := next(times), found, 40.0))
+    _, dense = NetworkSession(gpu, NetworkRules((mode,), ("tf32",))).run([loaded(tmp_path, checkpoint)])
+    assert (dense.contender, dense.microseconds, dense.note) == (f"{mode}-tf32", DENSE_LATENCY / 2, "channels last")
 
 
 def ticking(step: float) -> Callable[[], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import warnings
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import platformdirs
 import torch
 from torch import nn
 
@@ -128,8 +130,12 @@ class NetworkGpu:
         return network.to(dtype=TYPES[precision]).to(self._device).to(memory_format=kind)
 
     def compiled(self, network: nn.Module, mode: str) -> Call:
-        """Compiles a network with torch.compile in a mode, dropping what it compiled before."""
+        """Compiles a network with torch.compile in a mode, dropping what it compiled before.
+
+        Kernels and what autotuning found stay in the user's cache folder, for later runs.
+        """
         torch._dynamo.reset()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", platformdirs.user_cache_dir("farm/inductor"))
         call: Call = torch.compile(network, mode=mode, dynamic=False)
         return call
 
