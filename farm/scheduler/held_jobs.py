@@ -95,7 +95,8 @@ class HeldJobs:
         for held in begun:
             held.left, held.planned = held.total, True
             self._say(held, "info", f"planned: {of_job[held.job.id]} templates, {held.left} cubins")
-        self._progress.planned([held.job for held in begun], _builds(begun), todo)
+        if begun:
+            self._progress.planned([held.job for held in begun], _builds(begun), todo)
         return todo
 
     def _plan(self, held_jobs: Sequence[HeldJob], toolchain: Toolchain) -> Plan:
@@ -356,7 +357,8 @@ class HeldJobs:
         self._flush()
 
     def _end_early(self, held: HeldJob, status: Status, reason: str, fault: Fault) -> None:
-        self._end(held, status, f"{reason}; {held.total - held.left} of {held.total} cubins were done", fault)
+        done = held.total - held.left if held.planned else 0
+        self._end(held, status, f"{reason}; {done} of {held.total} cubins were done", fault)
 
     def _end(self, held: HeldJob, status: Status, reason: str, fault: str) -> None:
         job_id = held.job.id

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import Table, update
 
 from farm.api import Farm
-from farm.errors import UnreadableJobError
+from farm.errors import LedgerError, UnreadableJobError
 from farm.jobs.model import JOB_FORMAT, NO_COORDINATOR, Build, Job, JobSet, NewJob, Status
+from farm.ledger import Ledger
 from farm.ledger.tables import builds, coordinators, jobs
 from farm.scheduler import held_jobs
 from farm.scheduler.held_jobs import MAX_CLAIMS
@@ -111,6 +112,17 @@ def test_a_job_whose_planning_ends_each_coordinator_crashes_and_no_other_job_doe
     assert [found[name].status for name in "abc"] == [Status.SUCCEEDED] * 3
     assert found["poison"].status is Status.CRASHED
     assert found["poison"].reason.startswith(f"{MAX_CLAIMS} coordinators died while they planned it")
+
+
+def test_a_job_that_ends_before_it_is_planned_has_no_cubin(farm: Farmyard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_given: object) -> NoReturn:
+        raise LedgerError("the disk is full")
+
+    [job_id] = farm.submit("a")
+    monkeypatch.setattr(Ledger, "record_keys", full)
+    with pytest.raises(LedgerError):
+        farm.run([job_id])
+    assert farm.ledger.job(job_id).reason == "the disk is full; 0 of 4 cubins were done"
 
 
 def test_claims_are_counted_anew_after_planning_an_interruption_and_a_retry(farm: Farmyard) -> None:
