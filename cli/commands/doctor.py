@@ -31,7 +31,8 @@ def doctor(
     Prints a fix for each failure.
 
     --archs runs only `ptxas --help`. `yes` means that --arch takes the architecture and its GPUs, in any spelling:
-    sm_89, 8.9, rtx4090, "NVIDIA GeForce RTX 4090". DRIVER is the oldest branch that runs this ptxas's code.
+    sm_89, 8.9, rtx4090, "NVIDIA GeForce RTX 4090". The first GPU is the typical one, whose kernel times are predicted
+    where --gpu names no other. DRIVER is the oldest branch that runs this ptxas's code.
     """
     from farm.config.settings import load_settings
 
