@@ -64,6 +64,7 @@ class StoreContract:
             lambda: store.put_record("cubin", name, {}),
             lambda: store.is_damaged(name),
             lambda: store.remove_blobs([name], 0),
+            lambda: store.trash_blobs([name], 0),
             lambda: store.remove_damaged(name),
             lambda: store.remove_records([RecordName("cubin", name)]),
         ):
@@ -122,6 +123,29 @@ class StoreContract:
         digest = store.put(b"data")
         assert not store.remove_blobs([digest], 3600)
         assert store.get(digest) == b"data"
+
+    @pytest.mark.parametrize("use", ["get", "holds", "put"])
+    def test_a_blob_in_the_trash_is_not_listed_and_comes_back_when_it_is_used(self, store: Store, use: str) -> None:
+        digest = store.put(b"data")
+        assert store.trash_blobs([digest], 3600) == frozenset()
+        assert store.trash_blobs([digest, "ab" * 32], 0) == {digest}
+        assert list(store.blobs()) == []
+        assert {
+            "get": lambda: store.get(digest) == b"data",
+            "holds": lambda: store.holds(digest, 4),
+            "put": lambda: store.put(b"data") == digest,
+        }[use]()
+        assert [blob.digest for blob in store.blobs()] == [digest]
+        store.empty_trash(0)
+        assert store.get(digest) == b"data"
+
+    def test_the_trash_is_emptied_of_what_has_been_there_for_long(self, store: Store) -> None:
+        digest = store.put(b"data")
+        store.trash_blobs([digest], 0)
+        assert store.empty_trash(3600) == 0
+        assert store.empty_trash(0) == 4
+        assert not store.holds(digest)
+        assert store.get(digest) is None
 
     def test_a_right_blob_is_not_taken_for_damaged(self, store: Store) -> None:
         digest = store.put(b"data")
@@ -229,12 +253,22 @@ class SharedStoreContract(StoreContract):
             store.put_record("cubin", KEY, {})
         for removal in (
             lambda: store.remove_blobs([digest], 0),
+            lambda: store.trash_blobs([digest], 0),
+            lambda: store.empty_trash(0),
             lambda: store.remove_damaged(digest),
             lambda: store.remove_records([RecordName("cubin", KEY)]),
         ):
             with pytest.raises(StoreError, match="read-only here: unset FARM_READ_ONLY to remove something"):
                 removal()
         assert place.names() == before
+
+    def test_a_read_only_store_reads_what_is_in_the_trash_and_leaves_it_there(self, place: Place) -> None:
+        digest = place.open().put(b"data")
+        place.open().trash_blobs([digest], 0)
+        before = place.names()
+        assert place.open_read_only().holds(digest, 4)
+        assert place.open_read_only().get(digest) == b"data"
+        assert place.names() == before == {f"v1/trash/{digest[:2]}/{digest}"}
 
     def test_a_damaged_blob_is_found_and_removed(self, place: Place) -> None:
         digest, right = place.open().put(b"right"), place.open().put(b"data")

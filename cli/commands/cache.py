@@ -130,7 +130,8 @@ def collect(
 ) -> None:
     """Remove unreferenced blobs and, beyond the limits, old entries.
 
-    Entries that a job refers to stay. Safe while jobs run, on any machine. It knows only the jobs of the configured
+    Weights and networks stay in the store's trash for a week and come back if they are used. Entries that a job refers
+    to stay. Safe while jobs run, on any machine. It knows only the jobs of the configured
     database: where several databases share one bucket, it may remove what only the others need. farm serve collects
     hourly if limits are set.
     """
@@ -153,6 +154,7 @@ def collect(
                 "records": [each._asdict() for each in done.records],
                 "blobs": list(done.blobs),
                 "freed_bytes": done.bytes_freed,
+                "trashed_bytes": done.bytes_trashed,
                 "left_bytes": done.bytes_before - done.bytes_freed,
                 "kept_for_jobs": done.kept_for_jobs,
                 "kept_young": done.kept_young,
@@ -176,7 +178,8 @@ def collect(
 def swept(done: Sweep) -> str:
     """The records, blobs and bytes removed, and the bytes left."""
     what = f"{counted(done.record_count, 'record')} and {counted(done.blob_count, 'blob')}"
-    return f"{what}, {size(done.bytes_freed)}; {size(done.bytes_before - done.bytes_freed)} left"
+    trashed = f" ({size(done.bytes_trashed)} in the trash for a week)" if done.bytes_trashed else ""
+    return f"{what}, {size(done.bytes_freed)}{trashed}; {size(done.bytes_before - done.bytes_freed)} left"
 
 
 @app.command("verify")

@@ -20,6 +20,8 @@ LISTED = 10_000
 MIN_GRACE_SECONDS = 2 * FRESH_SECONDS
 """Shortest safe grace period: a job may just have treated a blob of this age as fresh."""
 
+TRASH_SECONDS = 7 * 86_400.0
+"""Time for which what cannot be built again stays in the trash."""
 _Name = TypeVar("_Name")
 
 
@@ -49,6 +51,9 @@ class Sweep:
     """Digests of the first LISTED of the removed blobs."""
     bytes_before: int
     bytes_freed: int
+    """With those that went into the trash."""
+    bytes_trashed: int
+    """Weights and other blobs that cannot be built again: they come back if they are used within TRASH_SECONDS."""
     kept_for_jobs: int
     """Records past the limits kept because jobs in the ledger refer to them."""
     kept_young: int
@@ -117,13 +122,25 @@ def _choose(inventory: Inventory, limits: Limits) -> Sweep:
             kept_young += 1
         else:
             freed += inventory.condemn(record, limits.grace_seconds)
-    records, blobs = _Tally[RecordName](), _Tally[str]()
+    records, blobs, trashed_bytes = _Tally[RecordName](), _Tally[str](), 0
     for some in inventory.garbage_records():
         records.add(some)
-    for several in inventory.garbage_blobs():
-        blobs.add(several)
-    names = tuple(records.first), tuple(blobs.first)
-    return Sweep(records.count, blobs.count, *names, before, freed, kept_for_jobs, kept_young, inventory.unsigned)
+    for rebuilt in (True, False):
+        for several in inventory.garbage_blobs(rebuilt=rebuilt):
+            blobs.add(several)
+            trashed_bytes += 0 if rebuilt else sum(several.values())
+    return Sweep(
+        record_count=records.count,
+        blob_count=blobs.count,
+        records=tuple(records.first),
+        blobs=tuple(blobs.first),
+        bytes_before=before,
+        bytes_freed=freed,
+        bytes_trashed=trashed_bytes,
+        kept_for_jobs=kept_for_jobs,
+        kept_young=kept_young,
+        unsigned=inventory.unsigned,
+    )
 
 
 def _is_old(record: AgedRecord, limits: Limits) -> bool:
@@ -140,13 +157,18 @@ def _remove(
         store.remove_records(list(some))
         records.add(some)
     inventory.need(ledger.retention.references(), tell)
-    used_since = 0
-    for several in inventory.garbage_blobs():
-        tell("blobs removed", blobs.count)
-        removed = store.remove_blobs(list(several), grace_seconds)
-        blobs.add({digest: several[digest] for digest in several if digest in removed})
-        # Others have been removed by somebody else.
-        used_since += sum(any(store.blobs(digest)) for digest in several.keys() - removed)
+    used_since = trashed_bytes = 0
+    for rebuilt, remove in ((True, store.remove_blobs), (False, store.trash_blobs)):
+        for several in inventory.garbage_blobs(rebuilt=rebuilt):
+            tell("blobs removed", blobs.count)
+            removed = remove(list(several), grace_seconds)
+            sizes = {digest: several[digest] for digest in several if digest in removed}
+            blobs.add(sizes)
+            trashed_bytes += 0 if rebuilt else sum(sizes.values())
+            # Others have been removed by somebody else.
+            used_since += sum(any(store.blobs(digest)) for digest in several.keys() - removed)
+    tell("blobs removed", blobs.count)
+    store.empty_trash(TRASH_SECONDS)
     leftover_bytes = store.remove_leftovers(grace_seconds)
     return replace(
         chosen,
@@ -155,5 +177,6 @@ def _remove(
         records=tuple(records.first),
         blobs=tuple(blobs.first),
         bytes_freed=records.bytes + blobs.bytes + leftover_bytes,
+        bytes_trashed=trashed_bytes,
         kept_young=chosen.kept_young + used_since,
     )

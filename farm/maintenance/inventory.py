@@ -93,7 +93,7 @@ CREATE TABLE refs (record INT, digest BLOB, PRIMARY KEY (record, digest)) WITHOU
 CREATE TABLE blobs (digest BLOB PRIMARY KEY, size INT, age REAL) WITHOUT ROWID;
 CREATE TABLE needed (name BLOB, kind TEXT, PRIMARY KEY (name, kind)) WITHOUT ROWID;
 CREATE TABLE garbage_records (id INTEGER PRIMARY KEY);
-CREATE TABLE garbage_blobs (digest BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE garbage_blobs (digest BLOB PRIMARY KEY, rebuilt INT) WITHOUT ROWID;
 """
 # A blob is as old as its last use, and a record no older than its youngest blob.
 _VIEWS = """
@@ -189,7 +189,7 @@ class Inventory:
 
     def condemn_free_blobs(self, grace_seconds: float) -> int:
         """Makes blobs garbage that neither records nor jobs refer to, and returns their size."""
-        return self._condemn("SELECT digest FROM free", (), grace_seconds)
+        return self._condemn("SELECT digest FROM free", (), grace_seconds, rebuilt=False)
 
     def condemn(self, record: AgedRecord, grace_seconds: float) -> int:
         """Makes a record garbage, with the blobs that nothing else refers to, and returns their size."""
@@ -198,12 +198,13 @@ class Inventory:
             "SELECT digest FROM refs f WHERE record = ? AND NOT EXISTS (SELECT 1 FROM refs o WHERE "
             "o.digest = f.digest AND o.record NOT IN (SELECT id FROM garbage_records))"
         )
-        return record.size_bytes + self._condemn(alone, (record.id,), grace_seconds)
+        return record.size_bytes + self._condemn(alone, (record.id,), grace_seconds, rebuilt=True)
 
-    def _condemn(self, digests: str, parameters: tuple[int, ...], grace_seconds: float) -> int:
+    def _condemn(self, digests: str, parameters: tuple[int, ...], grace_seconds: float, *, rebuilt: bool) -> int:
         chosen = f"FROM unneeded WHERE digest IN ({digests}) AND age >= ?"
-        freed = self._number(f"SELECT coalesce(sum(size), 0) {chosen}", (*parameters, grace_seconds))
-        self._sql.execute(f"INSERT INTO garbage_blobs SELECT digest {chosen}", (*parameters, grace_seconds))
+        given = (*parameters, grace_seconds)
+        freed = self._number(f"SELECT coalesce(sum(size), 0) {chosen}", given)
+        self._sql.execute(f"INSERT INTO garbage_blobs SELECT digest, {rebuilt:d} {chosen}", given)
         return freed
 
     def count_young_blobs(self, grace_seconds: float) -> int:
@@ -218,9 +219,15 @@ class Inventory:
         while batch := rows.fetchmany(BATCH):
             yield {RecordName(stage, key): size for stage, key, size in batch}
 
-    def garbage_blobs(self) -> Iterator[dict[str, int]]:
-        """The blobs that are garbage and not needed since, in batches, by digest with their sizes."""
-        rows = self._sql.execute("SELECT lower(hex(digest)), size FROM garbage_blobs JOIN unneeded USING (digest)")
+    def garbage_blobs(self, *, rebuilt: bool) -> Iterator[dict[str, int]]:
+        """The blobs that are garbage and not needed since, in batches, by digest with their sizes.
+
+        Those of records are built again when they are missed; the others, such as weights, cannot be.
+        """
+        rows = self._sql.execute(
+            "SELECT lower(hex(digest)), size FROM garbage_blobs JOIN unneeded USING (digest) WHERE rebuilt = ?",
+            (rebuilt,),
+        )
         while batch := rows.fetchmany(BATCH):
             yield dict(batch)
 

@@ -6,6 +6,8 @@ leaves the size is found by whoever reads them.
 
 Reading a blob refreshes its age: `get`, `put` of the same bytes, `holds`. Garbage collection removes nothing younger
 than GRACE_SECONDS, and so nothing that a job has just found and will soon refer to.
+
+What cannot be built again goes into the trash first, where it is not listed; `get`, `holds` and `put` bring it back.
 """
 
 from __future__ import annotations
@@ -127,6 +129,12 @@ class Store(Protocol):
 
     def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
         """Removes the blobs that were neither written nor read within that time, and returns them."""
+
+    def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Moves the blobs that were neither written nor read within that time into the trash, and returns them."""
+
+    def empty_trash(self, trashed_seconds: float) -> int:
+        """Removes what has been in the trash for that time for good; returns its size in bytes."""
 
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is still damaged; returns whether it did."""

@@ -37,7 +37,7 @@ class DiskStore:
 
     def get(self, digest: str) -> bytes | None:
         """The blob, checked against its digest; None if it is missing or damaged."""
-        path = self._blob(digest)
+        path = self._found(digest)
         data = self._read(path)
         if data is None or blob_digest(data) != digest:
             return None
@@ -53,7 +53,7 @@ class DiskStore:
 
     def holds(self, digest: str, size_bytes: int | None = None) -> bool:
         """Whether the blob exists, and has that size if one is given; its bytes are not read."""
-        path = self._blob(digest)
+        path = self._found(digest)
         try:
             found = path.stat()
         except FileNotFoundError:
@@ -105,6 +105,19 @@ class DiskStore:
 
         return frozenset(digest for digest in digests if self._remove(self._blob(digest), is_old))
 
+    def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Moves the blobs that were neither written nor read within that time into the trash, and returns them."""
+        return frozenset(digest for digest in digests if self._trash(digest, unused_seconds))
+
+    def empty_trash(self, trashed_seconds: float) -> int:
+        """Removes what has been in the trash for that time for good; returns its size in bytes."""
+        self._check_removal()
+        freed_bytes = 0
+        for path, size_bytes, _ in self._files(self._root / "v1" / "trash", ""):
+            if is_name("blob", path.name) and self._remove(path, lambda path: _age_seconds(path) >= trashed_seconds):
+                freed_bytes += size_bytes
+        return freed_bytes
+
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is damaged; returns whether it did."""
         return self._remove(self._blob(digest), lambda path: blob_digest(path.read_bytes()) != digest)
@@ -117,7 +130,7 @@ class DiskStore:
     def remove_leftovers(self, unused_seconds: float) -> int:
         """Removes unfinished files of killed writers that are older than that; returns their size in bytes."""
         freed_bytes = 0
-        for folder in (self._root / "v1" / "cas", *_entries(self._root / "v1" / "ac")):
+        for folder in (self._root / "v1" / "cas", self._root / "v1" / "trash", *_entries(self._root / "v1" / "ac")):
             for path, size_bytes, _ in self._files(folder, ""):
                 if path.name.startswith((_NEW, _GONE)) and self._remove(
                     path, lambda path: _age_seconds(path) >= unused_seconds
@@ -132,6 +145,46 @@ class DiskStore:
     def _blob(self, digest: str) -> Path:
         check_name("blob", digest)
         return self._root / "v1" / "cas" / digest[:2] / digest
+
+    def _trashed(self, digest: str) -> Path:
+        check_name("blob", digest)
+        return self._root / "v1" / "trash" / digest[:2] / digest
+
+    def _found(self, digest: str) -> Path:
+        """The path of a blob, brought back from the trash if it is only there."""
+        path, trashed = self._blob(digest), self._trashed(digest)
+        try:
+            if path.exists() or not trashed.exists():
+                return path
+            if self._read_only:
+                return trashed
+            os.utime(trashed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            trashed.replace(path)
+        except FileNotFoundError:
+            pass  # another process brought it back
+        except OSError as error:
+            raise self._unreadable(trashed, error) from None
+        return path
+
+    def _trash(self, digest: str, unused_seconds: float) -> bool:
+        """Moves a blob into the trash if it is unused, and tests again there; returns whether it did."""
+        self._check_removal()
+        path, trashed = self._blob(digest), self._trashed(digest)
+        try:
+            if _age_seconds(path) < unused_seconds:
+                return False
+            trashed.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(trashed)
+            if _age_seconds(trashed) >= unused_seconds:
+                os.utime(trashed)
+                return True
+            trashed.replace(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise self._unremovable(path, error) from None
+        return False
 
     def _record(self, stage: str, key: str) -> Path:
         check_name(stage, key)
@@ -185,8 +238,7 @@ class DiskStore:
         The file is renamed first and tested again. A process that reads it meanwhile finds nothing and makes it again;
         one that read it before has refreshed its age.
         """
-        if self._read_only:
-            raise StoreError(f"the store {self._root} is read-only here: unset FARM_READ_ONLY to remove something")
+        self._check_removal()
         aside = path.with_name(f"{_GONE}{uuid.uuid4().hex}")
         try:
             if not may_go(path):
@@ -199,10 +251,15 @@ class DiskStore:
         except FileNotFoundError:
             return False
         except OSError as error:
-            raise StoreError(
-                f"the store cannot remove {path} ({error.strerror}): check the folder's permissions"
-            ) from None
+            raise self._unremovable(path, error) from None
         return False
+
+    def _check_removal(self) -> None:
+        if self._read_only:
+            raise StoreError(f"the store {self._root} is read-only here: unset FARM_READ_ONLY to remove something")
+
+    def _unremovable(self, path: Path, error: OSError) -> StoreError:
+        return StoreError(f"the store cannot remove {path} ({error.strerror}): check the folder's permissions")
 
     def _write(self, path: Path, data: bytes) -> None:
         if self._read_only:

@@ -18,11 +18,12 @@ class MemoryStore:
         self._used: dict[str, float] = {}
         """Time at which each blob was last written or read."""
         self._recorded: dict[tuple[str, str], float] = {}
+        self._trash: dict[str, tuple[bytes, float]] = {}
+        """Blobs in the trash, and the times at which they went there."""
 
     def get(self, digest: str) -> bytes | None:
         """The blob, checked against its digest; None if it is missing or damaged."""
-        check_name("blob", digest)
-        data = self._blobs.get(digest)
+        data = self._found(digest)
         if data is None or blob_digest(data) != digest:
             return None
         self._used[digest] = time.time()
@@ -37,8 +38,7 @@ class MemoryStore:
 
     def holds(self, digest: str, size_bytes: int | None = None) -> bool:
         """Whether the blob exists, and has that size if one is given."""
-        check_name("blob", digest)
-        data = self._blobs.get(digest)
+        data = self._found(digest)
         if data is None or size_bytes not in (None, len(data)):
             return False
         self._used[digest] = time.time()
@@ -87,6 +87,18 @@ class MemoryStore:
             del self._blobs[digest], self._used[digest]
         return old
 
+    def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Moves the blobs that were neither written nor read within that time into the trash, and returns them."""
+        kept = {digest: self._blobs[digest] for digest in digests if digest in self._blobs}
+        trashed = self.remove_blobs(digests, unused_seconds)
+        self._trash.update((digest, (kept[digest], time.time())) for digest in trashed)
+        return trashed
+
+    def empty_trash(self, trashed_seconds: float) -> int:
+        """Removes what has been in the trash for that time for good; returns its size in bytes."""
+        old = [digest for digest, (_, at) in self._trash.items() if time.time() - at >= trashed_seconds]
+        return sum(len(self._trash.pop(digest)[0]) for digest in old)
+
     def remove_damaged(self, digest: str) -> bool:
         """Removes a blob if it is damaged; returns whether it did."""
         return self.is_damaged(digest) and bool(self.remove_blobs([digest], 0))
@@ -105,3 +117,10 @@ class MemoryStore:
     def describe(self) -> str:
         """The store's location, for messages."""
         return "memory"
+
+    def _found(self, digest: str) -> bytes | None:
+        """A blob, brought back from the trash if it is there."""
+        check_name("blob", digest)
+        if digest not in self._blobs and digest in self._trash:
+            self._blobs[digest], _ = self._trash.pop(digest)
+        return self._blobs.get(digest)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from farm.errors import NoBucketError, StoreDeniedError, StoreError, StoreUnavailableError
@@ -86,18 +87,20 @@ class S3Store:
 
     def get(self, digest: str) -> bytes | None:
         """The blob, checked against its digest; None if it is missing or damaged."""
-        key = self._blob(digest)
-        found = self._read(key)
-        if found is None or blob_digest(found.data) != digest:
-            return None
-        return found.data if self._refresh(key, found.modified) else None
+        data = self._get(digest)
+        if data is None:
+            trashed = self._read(self._trashed(digest))
+            if trashed is not None and blob_digest(trashed.data) == digest:
+                self._restore(digest)
+                data = trashed.data
+        return data
 
     def put(self, data: bytes) -> str:
         """Writes a blob unless it exists undamaged, and returns its digest."""
         digest = blob_digest(data)
         # If another writer wins, its blob is checked. A blob that exists but cannot be read is damaged, and replaced;
         # others that replace it write the same bytes.
-        if self.get(digest) is None and not self._write_new(self._blob(digest), data) and self.get(digest) is None:
+        if self._get(digest) is None and not self._write_new(self._blob(digest), data) and self._get(digest) is None:
             self._write(self._blob(digest), data)
         return digest
 
@@ -105,9 +108,10 @@ class S3Store:
         """Whether the blob exists, and has that size if one is given; its bytes are not read."""
         key = self._blob(digest)
         found = self._head(key)
-        if found is None or size_bytes not in (None, found["ContentLength"]):
-            return False
-        return self._refresh(key, found.get("LastModified"))
+        if found is None:
+            trashed = self._head(self._trashed(digest))
+            return trashed is not None and size_bytes in (None, trashed["ContentLength"]) and self._restore(digest)
+        return size_bytes in (None, found["ContentLength"]) and self._refresh(key, found.get("LastModified"))
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None if it is missing or damaged."""
@@ -147,19 +151,48 @@ class S3Store:
     def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
         """Removes the blobs that were neither written nor read within that time, and returns them."""
         self._check_removal()
-        keys = [self._blob(digest) for digest in digests]
+        return self._each_unused(digests, unused_seconds, lambda _: True)
 
-        def is_old(key: str) -> bool:
-            found = self._head(key)
-            return found is not None and _age_seconds(found["LastModified"]) >= unused_seconds
+    def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Moves the blobs that were neither written nor read within that time into the trash, and returns them."""
+        self._check_removal()
+
+        def trash(digest: str) -> bool:
+            return self._copy(self._blob(digest), self._trashed(digest))
+
+        return self._each_unused(digests, unused_seconds, trash)
+
+    def empty_trash(self, trashed_seconds: float) -> int:
+        """Removes what has been in the trash for that time for good; returns its size in bytes."""
+        self._check_removal()
+        freed_bytes = 0
+        listed = self._list("v1/trash/", "")
+        while batch := list(islice(listed, DELETED_AT_ONCE)):
+            old = {
+                name: size_bytes
+                for name, size_bytes, modified in batch
+                if is_name("blob", name.rpartition("/")[2]) and _age_seconds(modified) >= trashed_seconds
+            }
+            self._delete(list(old))
+            freed_bytes += sum(old.values())
+        return freed_bytes
+
+    def _each_unused(
+        self, digests: Sequence[str], unused_seconds: float, prepare: Callable[[str], bool]
+    ) -> frozenset[str]:
+        """Deletes the blobs that were not used within that time and for which `prepare` succeeds, and returns them."""
+
+        def is_old(digest: str) -> bool:
+            found = self._head(self._blob(digest))
+            return found is not None and _age_seconds(found["LastModified"]) >= unused_seconds and prepare(digest)
 
         removed: set[str] = set()
-        for first in range(0, len(keys), DELETED_AT_ONCE):
-            batch = keys[first : first + DELETED_AT_ONCE]
+        for first in range(0, len(digests), DELETED_AT_ONCE):
+            batch = digests[first : first + DELETED_AT_ONCE]
             with ThreadPoolExecutor(HEADS_AT_ONCE) as pool:
-                old = [key for key, goes in zip(batch, pool.map(is_old, batch), strict=True) if goes]
-            self._delete(old)
-            removed.update(key.rpartition("/")[2] for key in old)
+                old = [digest for digest, goes in zip(batch, pool.map(is_old, batch), strict=True) if goes]
+            self._delete([self._blob(digest) for digest in old])
+            removed.update(old)
         return frozenset(removed)
 
     def remove_damaged(self, digest: str) -> bool:
@@ -191,6 +224,10 @@ class S3Store:
         check_name("blob", digest)
         return f"{self._prefix}v1/cas/{digest[:2]}/{digest}"
 
+    def _trashed(self, digest: str) -> str:
+        check_name("blob", digest)
+        return f"{self._prefix}v1/trash/{digest[:2]}/{digest}"
+
     def _record(self, stage: str, key: str) -> str:
         check_name(stage, key)
         return f"{self._prefix}v1/ac/{stage}/{key[:2]}/{key}.json"
@@ -221,15 +258,41 @@ class S3Store:
                     return None
                 raise
 
+    def _get(self, digest: str) -> bytes | None:
+        """The blob, checked against its digest, unless it is in the trash."""
+        key = self._blob(digest)
+        found = self._read(key)
+        if found is None or blob_digest(found.data) != digest:
+            return None
+        return found.data if self._refresh(key, found.modified) else None
+
     def _refresh(self, key: str, modified: datetime | None) -> bool:
         """Refreshes a blob's age by a copy within the server; False if it no longer exists."""
-        if self._read_only or modified is None or _age_seconds(modified) <= FRESH_SECONDS:
+        if modified is None or _age_seconds(modified) <= FRESH_SECONDS:
             return True
-        source = {"Bucket": self._bucket, "Key": key}
-        # A reader without the right to write has no job for which a blob must be kept.
-        with suppress(StoreDeniedError), self._errors("written"):
+        return self._copy_for_reader(key, key)
+
+    def _restore(self, digest: str) -> bool:
+        """Copies a blob out of the trash, which is emptied later; False if it is no longer there."""
+        return self._copy_for_reader(self._trashed(digest), self._blob(digest))
+
+    def _copy_for_reader(self, source: str, key: str) -> bool:
+        """Copies an object unless this reader may not write: then it has no job for which a blob must be kept."""
+        if not self._read_only:
+            with suppress(StoreDeniedError):
+                return self._copy(source, key)
+        return True
+
+    def _copy(self, source: str, key: str) -> bool:
+        """Copies an object within the server; False if it does not exist."""
+        with self._errors("written"):
             try:
-                self._client.copy_object(**source, CopySource=source, MetadataDirective="REPLACE")
+                self._client.copy_object(
+                    Bucket=self._bucket,
+                    Key=key,
+                    CopySource={"Bucket": self._bucket, "Key": source},
+                    MetadataDirective="REPLACE",
+                )
             except self._client.exceptions.ClientError as error:
                 if _status_of(error) == 404:
                     return False

@@ -78,6 +78,14 @@ class SignedStore:
         """See Store."""
         return self.unchecked.remove_blobs(digests, unused_seconds)
 
+    def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """See Store."""
+        return self.unchecked.trash_blobs(digests, unused_seconds)
+
+    def empty_trash(self, trashed_seconds: float) -> int:
+        """See Store."""
+        return self.unchecked.empty_trash(trashed_seconds)
+
     def remove_damaged(self, digest: str) -> bool:
         """See Store."""
         return self.unchecked.remove_damaged(digest)

@@ -76,6 +76,17 @@ class TieredStore:
             self._near.remove_blobs(sorted(removed), 0)
         return removed
 
+    def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        """Moves the far store's unused blobs into its trash, removes their copies here, and returns them."""
+        trashed = self._far.trash_blobs(digests, unused_seconds)
+        with suppress(StoreError):
+            self._near.remove_blobs(sorted(trashed), 0)
+        return trashed
+
+    def empty_trash(self, trashed_seconds: float) -> int:
+        """Removes what has been in the far store's trash for that time; returns its size in bytes."""
+        return self._far.empty_trash(trashed_seconds)
+
     def remove_damaged(self, digest: str) -> bool:
         """Removes the far store's blob if it is damaged; returns whether it did."""
         return self._far.remove_damaged(digest)

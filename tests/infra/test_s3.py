@@ -10,6 +10,7 @@ import botocore.session
 import botocore.validate
 import pytest
 
+from farm.maintenance.gc import TRASH_SECONDS
 from tests.house.tree import ROOT
 from tests.infra.documents import INFRA
 from tests.infra.s3_actions import REMOVALS, RIGHTS
@@ -76,7 +77,9 @@ def test_the_lifecycle_is_what_the_api_takes() -> None:
 def test_unfinished_uploads_end_and_no_rule_removes_what_the_ledger_may_refer_to() -> None:
     rules = {rule["ID"]: rule for rule in LIFECYCLE["Rules"]}
     assert rules["unfinished-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
-    assert not [rule for rule in LIFECYCLE["Rules"] if any("Expiration" in name for name in rule)]
+    [expiring] = [rule for rule in LIFECYCLE["Rules"] if any("Expiration" in name for name in rule)]
+    assert expiring["Filter"] == {"Prefix": "farm/v1/trash/"}
+    assert expiring["Expiration"]["Days"] * 86_400 > TRASH_SECONDS
 
 
 @pytest.mark.parametrize("rule", LIFECYCLE["Rules"], ids=lambda rule: rule["ID"])

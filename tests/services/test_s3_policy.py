@@ -122,6 +122,29 @@ def test_a_submitter_stores_weights_and_no_result(opened: As) -> None:
         store.put_record("cubin", KEY, RECORD)
 
 
+def test_whoever_reads_finds_what_is_in_the_trash_and_whoever_writes_brings_it_back(opened: As) -> None:
+    keeper = opened.store("farm-keeper")
+    digest = keeper.put(b"weights")
+    assert keeper.trash_blobs([digest], 0) == {digest}
+    assert opened.store("farm-reader").get(digest) == b"weights"
+    assert not list(keeper.blobs())
+    for role in ("farm-worker", "farm-submitter"):
+        assert opened.store(role).get(digest) == b"weights"
+        assert keeper.trash_blobs([digest], 0) == {digest}
+
+
+def test_a_blob_that_the_trash_refuses_stays(opened: As, behind: Any, bucket: str) -> None:
+    keeper = opened.store("farm-keeper")
+    digest = keeper.put(b"weights")
+    policy = json.loads(behind.get_bucket_policy(Bucket=bucket)["Policy"])
+    trash = f"arn:aws:s3:::{bucket}/{PREFIX}/v1/trash/*"
+    policy["Statement"].append({"Effect": "Deny", "Principal": "*", "Action": "s3:PutObject", "Resource": trash})
+    behind.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
+    with pytest.raises(StoreDeniedError, match="may not be written"):
+        keeper.trash_blobs([digest], 0)
+    assert keeper.get(digest) == b"weights"
+
+
 def test_a_reader_reads_and_is_told_what_is_missing_and_writes_nothing(opened: As) -> None:
     digest = opened.store("farm-worker").put(b"cubin")
     opened.store("farm-worker").put_record("cubin", KEY, RECORD)

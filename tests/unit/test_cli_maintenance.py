@@ -134,7 +134,9 @@ def test_blobs_are_collected_once_their_job_is_pruned(farm: Farmyard, capsys: Ou
     assert "would remove 6 records and 8 blobs" in text("cache gc --older-than 30d --dry-run", capsys)
     gone = document("cache gc --older-than 30d", capsys)
     assert (sorted(gone["blobs"]), gone["left_bytes"]) == (sorted(would["blobs"]), 0)
-    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    left = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert all("trash" in path.parts for path in left)
+    assert gone["trashed_bytes"] == sum(path.stat().st_size for path in left)
 
 
 def test_cache_verify_exits_with_39_until_damage_is_repaired(farm: Farmyard, capsys: Output, tmp_path: Path) -> None:

@@ -93,7 +93,22 @@ def test_all_goes_once_the_jobs_are_forgotten(yard: Yard) -> None:
     size = sum(path.stat().st_size for path in yard.folder.rglob("*") if path.is_file())
     done = yard.collect(Limits(older_than_seconds=DAY))
     assert (done.bytes_before, done.bytes_freed) == (size, size)
+    assert {name.rpartition("/")[0][:8] for name in yard.contents()} == {"v1/trash"}
+    assert done.bytes_trashed == sum((yard.folder / name).stat().st_size for name in yard.contents())
+    yard.age(OLD)
+    yard.collect(Limits())
     assert yard.contents() == set()
+
+
+def test_weights_that_were_collected_come_back_for_a_job_that_another_ledger_knows(yard: Yard) -> None:
+    weights = yard.store.put(b"weights of a job in another database")
+    cubin = yard.record("aa", b"cubin")
+    yard.age(OLD)
+    done = yard.collect(Limits(older_than_seconds=DAY))
+    assert set(done.blobs) == {weights, cubin}
+    assert yard.store.get(weights) == b"weights of a job in another database"
+    assert yard.store.get(cubin) is None  # it can be built again
+    assert yard.collect(Limits(older_than_seconds=DAY)).blobs == ()
 
 
 def test_the_weights_of_a_job_that_waits_stay(yard: Yard) -> None:
