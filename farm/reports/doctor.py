@@ -107,11 +107,12 @@ def _assembler(settings: Settings) -> str:
 
 def _store(settings: Settings) -> str:
     store = open_store(settings)
+    signed = f"{store.describe()}, records {'not ' * (settings.signing_keys is None)}signed"
     if settings.read_only:
-        return f"{store.describe()}, read-only"
+        return f"{signed}, read-only"
     if store.get(store.put(PROBE)) != PROBE:
         raise FarmError(f"{store.describe()} does not give back what was written")
-    return store.describe()
+    return signed
 
 
 def _database(settings: Settings) -> str:

@@ -38,6 +38,7 @@ FAULTS = {
     "ptxas-hanging": Fault(faults.ptxas_hanging),
     "byte-flipped": Fault(faults.byte_flipped),
     "blob-deleted": Fault(faults.blob_deleted),
+    "record-swapped": Fault(faults.record_swapped),
     "bundle-forged": Fault(faults.bundle_forged),
     "store-full": Fault(faults.store_full, (faults.lacks_mount,)),
     "cache-full": Fault(faults.cache_full, (faults.lacks_mount, lacks_ceph)),

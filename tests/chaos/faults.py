@@ -299,6 +299,35 @@ def blob_deleted(play: Round) -> None:
     _blob_hurt(play, delete)
 
 
+def record_swapped(play: Round) -> None:
+    """Nobody gets a cubin by the record of another one: both are made again, and the log says why."""
+    play.use(FARM_SIGNING_KEYS=str(key_file(play.folder / "keys.pem")))
+    play.submit()
+    play.serve()
+    play.moment()
+    swapped = _swap_records(play)
+    play.finish()
+    play.check_success()
+    _swap_records(play)
+    play.again(retry=False)
+    play.check_success()
+    told = [event.text for job in play.jobs()[-3:] for event in play.farm.logs(job.id)]
+    assert any("has no valid signature and was rebuilt" in text for text in told), told
+    play.said = f"the records of two cubins were swapped {'while others were built and ' * swapped}at the end"
+
+
+def _swap_records(play: Round) -> bool:
+    """Exchange the records of two cubins that differ, if there are two yet."""
+    records = sorted((play.folder / "store" / "v1" / "ac" / "cubin").glob("*/*.json"))
+    if len(records) < 2:
+        return False
+    one, other = play.random.sample(records, 2)
+    texts = one.read_bytes(), other.read_bytes()
+    other.write_bytes(texts[0])
+    one.write_bytes(texts[1])
+    return True
+
+
 def _blob_hurt(play: Round, hurt: object) -> None:
     """What was made is made again; a checkpoint's weights cannot be, and come with the next submission."""
     assert callable(hurt)
