@@ -14,14 +14,14 @@ import pytest
 from farm.bundle.reader import Bundle
 from farm.errors import BundleError
 from farm.runtime.plan import LayerStep
-from farm.runtime.plan_text import plan_of, read_plan, with_end
+from farm.runtime.plan_text import plan_of, quote_name, read_plan, with_end
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import FLAGS, LANGUAGES, C, Played
 from tests.toolchain.sample_bundles import sample_models
 from tests.unit.onnx_models import info, model, node, save, tensor, values
 
 MUTANTS = 3000
-HOSTILE = "fc\nrun 0 1 2 i0 b99999 t"
+HOSTILE = "fc\u2028run 0 1 2 i0 b99999 t%0arun"
 REPLACEMENTS = (
     *("", " ", "0", "1", "7", "-1", "-3", "00", "1e3", "0x10", "+1", "99999", "2000000000", "2147483648", "4294967296"),
     *(
@@ -272,7 +272,8 @@ def test_a_launch_of_a_fixed_number_of_blocks_is_read_in_python_and_c(
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_names_write_no_lines_into_a_plan(played: Played, tmp_path: Path, language: str) -> None:
-    name, tensor_name = HOSTILE, "a\nbuffer 1\x1b[2J\u202e %é"
+    name, tensor_name = HOSTILE, "a\u2029buffer 1\u202e %é"
+    assert quote_name("a\nrun\x1b\x85") == "a%0arun%1b%c2%85"  # the ONNX reader refuses these
     nodes = [node("Conv", "x w", "t", name), node("Softmax", "t", "y", axis=1)]
     nodes[0].output[:] = nodes[1].input[:] = [tensor_name]
     proto = model(nodes, [tensor("w", values(2, 3, 1, 1))], inputs=[info("x", ("N", 3, 2, 2))])
