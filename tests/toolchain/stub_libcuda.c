@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_LETTERS 32 /* of a kernel: as many arguments as the runtimes give */
+#define MOST_LETTERS 200 /* of a kernel */
 #define MOST_BYTES ((size_t)1 << 26) /* of memory */
 #define ALIGNMENT 256 /* of memory, before which its size is kept */
 
@@ -166,7 +166,7 @@ int cuModuleGetFunction(function **found, module *loaded, const char *name) {
     snprintf(start, sizeof start, ".entry %s(", name);
     if (strncmp(loaded->text, "fake ", 5) == 0) {
         char fake[256];
-        sscanf(loaded->text + 5, "%255s %32s", fake, (*found)->letters);
+        sscanf(loaded->text + 5, "%255s %200s", fake, (*found)->letters);
         return strcmp(fake, name) == 0 ? 0 : 500;
     }
     if (strncmp(loaded->text, "\177ELF", 4) == 0) return 0;

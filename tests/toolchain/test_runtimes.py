@@ -244,6 +244,15 @@ def test_files_of_an_archive_that_overlap_are_refused_in_c(played: Played, lenet
     assert "its directory of files is damaged" in played.run("c", tmp_path / "bundle.farm", 1)
 
 
+def test_code_with_more_parameters_than_the_plan_says_gets_zeros_in_c(played: Played, tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "y", "conv")]
+    proto = model(nodes, [tensor("w", values(2, 3, 1, 1))], inputs=[info("x", ("N", 3, 2, 2))])
+    folder = played_bundle(tmp_path / "bundle", save(tmp_path, proto), code=f"fake conv2d {'i' * 200} ".encode())
+    assert played.run("c", folder, 3) == ""
+    [launch] = [line for line in played.lines() if line[0] == "launch"]
+    assert launch[-196:] == ["p0"] * 196
+
+
 def test_a_network_of_more_launches_than_any_has_is_refused_in_c(played: Played, lenet: Path, tmp_path: Path) -> None:
     """65 kernels of one layer, which runs 16,384 times."""
     shutil.copytree(lenet, tmp_path / "bundle")

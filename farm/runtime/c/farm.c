@@ -16,6 +16,7 @@
 #define BRANCHES 8 /* streams on which the parts of a layer run concurrently, at most */
 #define GIVEN_SHARED_BYTES (48 * 1024) /* shared memory that every kernel may use; more has to be requested */
 #define MOST_LAUNCHES (1 << 20) /* of a network */
+#define MOST_PARAMETER_BYTES 32768 /* of a kernel, by the driver */
 #define MOST_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
 
 /* Constants of farm/cuda/prefetch.py, which explains them. */
@@ -117,6 +118,13 @@ typedef struct {
     CUfunction function;
 } kernel;
 
+/* An argument of a kernel. */
+typedef union {
+    CUdeviceptr pointer;
+    int32_t number;
+    uint32_t bits;
+} value;
+
 typedef struct {
     CUdeviceptr input, output, residual, gate; /* the last two are 0 if the layer has none */
 } tensors;
@@ -141,6 +149,10 @@ struct farm_bundle {
     CUdeviceptr constants;
     CUmodule glue;
     int64_t most_images; /* of one pass */
+    /* The arguments of a launch and pointers to them. Hostile code may have more or larger parameters than the plan says,
+     * and the driver reads those of the code: there are as many pointers, and bytes behind them, as a kernel can have. */
+    value *values;
+    void **pointers;
     CUstream streams[BRANCHES - 1];
     CUevent begin, ends[BRANCHES - 1];
     int stream_count;
@@ -336,6 +348,16 @@ static int load_constants(farm_bundle *bundle, const farm_members *members) {
 /* The images of one pass: not more than a launch takes, and so that each pass begins at an aligned address. */
 static int64_t pass_images(int64_t limit) { return limit >= ALIGNMENT ? limit / ALIGNMENT * ALIGNMENT : 1; }
 
+static int make_arguments(farm_bundle *bundle) {
+    int i;
+    bundle->values = zeroed(MOST_ARGUMENTS * (int)sizeof(value) + MOST_PARAMETER_BYTES, 1);
+    bundle->pointers = zeroed(MOST_PARAMETER_BYTES, sizeof *bundle->pointers);
+    if (!bundle->values || !bundle->pointers) return -1;
+    for (i = 0; i < MOST_PARAMETER_BYTES; i++)
+        bundle->pointers[i] = &bundle->values[i < MOST_ARGUMENTS ? i : MOST_ARGUMENTS];
+    return 0;
+}
+
 static int limit_images(farm_bundle *bundle) {
     int64_t most = MOST_IMAGES, launches = 0;
     int i, layer;
@@ -379,6 +401,7 @@ static int load(farm_bundle *bundle, const farm_members *members) {
     TRY(load_kernels(bundle, members));
     TRY(load_glue(bundle, members));
     TRY(load_constants(bundle, members));
+    TRY(make_arguments(bundle));
     bundle->buffers = zeroed(bundle->plan.buffer_count, sizeof *bundle->buffers);
     return bundle->buffers ? limit_images(bundle) : -1;
 }
@@ -430,6 +453,8 @@ void farm_close(farm_bundle *bundle) {
     free(bundle->kernels);
     free(bundle->first);
     free(bundle->limits);
+    free(bundle->values);
+    free(bundle->pointers);
     free(bundle->steps);
     free(bundle->buffers);
     free(bundle->path);
@@ -464,36 +489,34 @@ static unsigned blocks(farm_grid_size size, int64_t rows) {
     return (unsigned)(size.fixed * (size.images ? (rows + size.images - 1) / size.images : 1));
 }
 
-/* Launches a kernel. The driver reads as many arguments as it has parameters, so that those behind the last are zeros. */
+/* Launches a kernel with some arguments, and zeros behind them. */
 static int launch_kernel(
-    CUfunction function, const farm_grid_size grid[3], int64_t rows, const unsigned block[3], unsigned shared_bytes,
-    CUstream stream, void **pointers, int count) {
-    static uint64_t zero;
-    for (; count < MOST_ARGUMENTS; count++) pointers[count] = &zero;
+    farm_bundle *bundle, CUfunction function, const farm_grid_size grid[3], int64_t rows, const unsigned block[3],
+    unsigned shared_bytes, CUstream stream, const value *values, int count) {
+    memset(bundle->values, 0, MOST_ARGUMENTS * sizeof *values);
+    memcpy(bundle->values, values, (size_t)count * sizeof *values);
     return driver(
         cuLaunchKernel(
             function, blocks(grid[0], rows), blocks(grid[1], rows), blocks(grid[2], rows), block[0], block[1], block[2],
-            shared_bytes, stream, pointers, NULL),
+            shared_bytes, stream, bundle->pointers, NULL),
         "cuLaunchKernel");
 }
 
-static int launch_part(const kernel *loaded, int64_t rows, tensors given, CUstream stream) {
+static int launch_part(farm_bundle *bundle, const kernel *loaded, int64_t rows, tensors given, CUstream stream) {
     const farm_kernel *each = &loaded->plan;
-    void *pointers[MOST_ARGUMENTS];
-    /* As wide as pointers: what the driver reads is said by the code, not by the plan. */
-    int64_t images = rows, output_step = each->output_step, input_step = each->input_step;
+    value values[MOST_ARGUMENTS] = {{0}};
     int i;
     for (i = 0; each->arguments[i]; i++) switch (each->arguments[i]) {
-            case 'i': pointers[i] = &given.input; break;
-            case 'o': pointers[i] = &given.output; break;
-            case 'r': pointers[i] = &given.residual; break;
-            case 'g': pointers[i] = &given.gate; break;
-            case 's': pointers[i] = &output_step; break;
-            case 't': pointers[i] = &input_step; break;
-            default: pointers[i] = &images; break;
+            case 'i': values[i].pointer = given.input; break;
+            case 'o': values[i].pointer = given.output; break;
+            case 'r': values[i].pointer = given.residual; break;
+            case 'g': values[i].pointer = given.gate; break;
+            case 's': values[i].number = each->output_step; break;
+            case 't': values[i].number = each->input_step; break;
+            default: values[i].number = (int32_t)rows; break;
         }
     return launch_kernel(
-        loaded->function, each->grid, rows, each->block, each->shared_bytes, stream, pointers, i);
+        bundle, loaded->function, each->grid, rows, each->block, each->shared_bytes, stream, values, i);
 }
 
 /* The prefetch plan: which layer's code is fetched into the L2 cache beside which step, for a number of images. The rules
@@ -629,7 +652,7 @@ static int launch_layer(farm_bundle *bundle, int layer, int64_t rows, tensors gi
     for (i = 0; i < others; i++) DRIVER(cuStreamWaitEvent(bundle->streams[i], bundle->begin, 0));
     for (i = 0; i < parts; i++) {
         int branch = i % (others + 1);
-        TRY(launch_part(&bundle->kernels[begin + i], rows, given, branch ? bundle->streams[branch - 1] : stream));
+        TRY(launch_part(bundle, &bundle->kernels[begin + i], rows, given, branch ? bundle->streams[branch - 1] : stream));
     }
     for (i = 0; i < others; i++) {
         DRIVER(cuEventRecord(bundle->ends[i], bundle->streams[i]));
@@ -684,25 +707,17 @@ static int reserve(farm_bundle *bundle, int64_t images) {
     return 0;
 }
 
-typedef union {
-    CUdeviceptr pointer;
-    int32_t number;
-    uint32_t bits;
-} value;
-
 static int run_step(
     farm_bundle *bundle, int number, int64_t start, int64_t images, const CUdeviceptr *inputs,
     const CUdeviceptr *outputs, CUstream stream) {
     const farm_step *each = &bundle->plan.steps[number];
     const farm_port *ports;
-    value values[MOST_ARGUMENTS];
-    void *pointers[MOST_ARGUMENTS];
+    value values[MOST_ARGUMENTS] = {{0}};
     unsigned block[3] = {1, 1, 1};
     int64_t rows = each->rows * images;
     int i;
     for (i = 0; i < each->count; i++) {
         farm_argument given = each->arguments[i];
-        pointers[i] = &values[i];
         switch (given.kind) {
             case 'i':
             case 'o':
@@ -728,7 +743,7 @@ static int run_step(
     }
     block[0] = each->threads;
     return launch_kernel(
-        bundle->steps[number].function, each->grid, rows, block, 0, stream, pointers, each->count);
+        bundle, bundle->steps[number].function, each->grid, rows, block, 0, stream, values, each->count);
 }
 
 int farm_run(

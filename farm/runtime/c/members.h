@@ -1,7 +1,7 @@
 /* The files of a bundle, which is a folder or an uncompressed zip archive. Internal: programs include farm.h.
  *
  * Bundles are hostile input. A member is a regular file inside the bundle, reached without symbolic links, of the size and
- * the digest that the plan says. Memory is bounded by the sizes of the files.
+ * the digest that the plan says. Members do not overlap, so that memory and time are bounded by the sizes of the files.
  */
 #ifndef FARM_MEMBERS_H
 #define FARM_MEMBERS_H

@@ -1,7 +1,8 @@
 /* The plan of a bundle's network, as farm/runtime/plan_text.py writes it. Internal: programs include farm.h.
  *
  * A plan is hostile input. What is read keeps every rule that running it relies on: each number is in its range, each
- * index is below its count, each tensor of a layer fits in its place, and each launch takes at least one image.
+ * index is below its count, each tensor of a layer fits in its place, each launch takes at least one image, and no file is
+ * the code of two kernels.
  */
 #ifndef FARM_PLAN_H
 #define FARM_PLAN_H
