@@ -24,6 +24,7 @@ from farm.jobs.model import (
 from farm.ledger.coordinators import Coordinators
 from farm.ledger.database import Database, one_at_a_time, patient
 from farm.ledger.filters import CLAIMED, Which, chosen, no_such_job
+from farm.ledger.job_counters import drop_counters, keep_counters
 from farm.ledger.job_states import FINAL, held_by, locked, state_values
 from farm.ledger.key_neighbours import Neighbours
 from farm.ledger.leases import Leases
@@ -225,6 +226,7 @@ class Ledger:
         with self._database.writing() as connection:
             values = state_values(status, reason) | {"fault": fault}
             if connection.execute(update(jobs).where(mine).values(values)).rowcount == 1:
+                keep_counters(connection, self._database, [job_id])
                 return True
             found = connection.execute(select(jobs.c.status).where(jobs.c.id == job_id)).scalar()
         if holder is not None:
@@ -251,7 +253,10 @@ class Ledger:
         values = state_values(target, reason) | {"fault": "", "claims": 0}
         statement = update(jobs).where(jobs.c.number.in_(rows), jobs.c.status.in_(sources)).values(values)
         with self._database.writing() as connection:
-            return list(connection.execute(statement.returning(jobs.c.id)).scalars())
+            moved = list(connection.execute(statement.returning(jobs.c.id)).scalars())
+            if target.final:
+                keep_counters(connection, self._database, moved)
+            return moved
 
     @patient
     def record_results(self, batch: Sequence[BuildResult], *, holder: str | None = None) -> None:
@@ -276,6 +281,7 @@ class Ledger:
                 done, hits = of_job.where(results.c.outcome != "failed"), of_job.where(results.c.outcome == "hit")
                 counts = {"done": done.scalar_subquery(), "hits": hits.scalar_subquery()}
                 connection.execute(update(jobs).where(rows).values(counts))
+                drop_counters(connection, mine)
 
     @patient
     def forget_results(self, job_id: str, *, holder: str | None = None) -> None:
@@ -285,6 +291,7 @@ class Ledger:
             rows = locked(connection, mine)
             if connection.execute(update(jobs).where(rows).values(done=0, hits=0)).rowcount:
                 connection.execute(results.delete().where(results.c.job == job_id))
+                drop_counters(connection, [job_id])
 
     @patient
     def record_keys(self, stage: str, fields: Mapping[str, Mapping[str, str]]) -> None:

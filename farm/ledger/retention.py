@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, CompoundSelect, Select, and_, delete, exis
 from farm.jobs.model import Outcome, Status
 from farm.ledger.database import Database, one_at_a_time
 from farm.ledger.job_states import FINAL
-from farm.ledger.tables import builds, events, jobs, keys, marks, now, results, submissions, template_runs
+from farm.ledger.tables import builds, events, job_counters, jobs, keys, marks, now, results, submissions, template_runs
 from farm.store.contract import digests_in
 
 JOBS_AT_ONCE = 200
@@ -112,7 +112,7 @@ class Retention:
             old = select(jobs.c.id).where(_ended(older_than_seconds)).order_by(jobs.c.number).limit(JOBS_AT_ONCE)
             # Jobs that another transaction is changing, such as `farm retry`, are skipped.
             found = list(connection.execute(old.with_for_update(skip_locked=True)).scalars())
-            for table in (events, results, builds, template_runs):
+            for table in (events, job_counters, results, builds, template_runs):
                 connection.execute(delete(table).where(table.c.job.in_(found)))
             connection.execute(delete(jobs).where(jobs.c.id.in_(found)))
             return len(found)

@@ -1,17 +1,19 @@
-"""Statistics of the cache, counted in SQL, and the timeline of a submission."""
+"""Statistics of the cache, summed from the counters of jobs, and the timeline of a submission."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from farm.jobs.model import Outcome
 from farm.ledger.database import Database, patient
-from farm.ledger.tables import jobs, marks, now, results, template_runs
+from farm.ledger.job_counters import COUNTERS, count_results, drop_counters
+from farm.ledger.job_states import locked
+from farm.ledger.tables import job_counters, jobs, marks, now, results, template_runs
 
 MARK = "statistics"
 """Name of the mark from which `farm stats` counts."""
@@ -94,6 +96,9 @@ class StatisticsTable:
         if not runs:
             return
         with self._database.writing() as connection:
+            of_runs = {run.job for run in runs}
+            locked(connection, jobs.c.id.in_(of_runs))  # so that none ends between the run and its counters
+            drop_counters(connection, of_runs)
             at = connection.execute(select(now())).scalar_one()
             statement = self._database.insert_or_replace(template_runs, ("id",), ())
             connection.execute(statement, [{**asdict(run), "recorded_at": at} for run in runs])
@@ -104,13 +109,15 @@ class StatisticsTable:
             mark = connection.execute(select(marks.c.at).where(marks.c.name == MARK)).scalar()
             since = None if all_time else mark
             first = since or 0.0
-            found = _statistics(connection, results.c.recorded_at >= first, template_runs.c.recorded_at >= first)
+            ran = template_runs.c.recorded_at >= first
+            found = _statistics(connection, _not_kept(first), _kept(connection, first), ran)
         return replace(found, since=None if since is None else datetime.fromtimestamp(since, UTC))
 
     def of_job(self, job_id: str) -> Statistics:
         """Statistics of one job's cubins, and of the templates that were made for it first."""
         with self._database.reading() as connection:
-            return _statistics(connection, results.c.job == job_id, template_runs.c.job == job_id)
+            none = dict.fromkeys(COUNTERS, 0)
+            return _statistics(connection, results.c.job == job_id, none, template_runs.c.job == job_id)
 
     def timeline(self, submission: str) -> list[TimedRun]:
         """The runs of nvcc and the cubins of a submission's jobs, in the order in which they ended."""
@@ -141,90 +148,44 @@ class StatisticsTable:
         return datetime.fromtimestamp(at, UTC)
 
 
-def _statistics(connection: Connection, counted: ColumnElement[bool], counted_runs: ColumnElement[bool]) -> Statistics:
-    """Statistics of the results and runs of nvcc that fulfil the conditions."""
-    hit, built = results.c.outcome == Outcome.HIT, results.c.outcome == Outcome.BUILT
-    columns = {
-        "hits": func.count(case((hit, 1))),
-        "built": func.count(case((built, 1))),
-        "failed": func.count(case((results.c.outcome == Outcome.FAILED, 1))),
-        "spent_seconds": _sum_if(built, results.c.ptxas_seconds),
-        "saved_seconds": _sum_if(hit, results.c.ptxas_seconds),
-        "fmas_kept": _sum_if(or_(hit, built), results.c.fmas_kept),
-        "fmas_deleted": _sum_if(or_(hit, built), results.c.fmas_deleted),
-        "direct": func.count(case((and_(built, results.c.assembler == "direct"), 1))),
-        "built_bytes": _sum_if(built, results.c.cubin_bytes),
-        "hit_bytes": _sum_if(hit, results.c.cubin_bytes),
-    }
-    row = connection.execute(select(*(column.label(name) for name, column in columns.items())).where(counted)).one()
+def _statistics(
+    connection: Connection, which: ColumnElement[bool], kept: Mapping[str, Any], ran: ColumnElement[bool]
+) -> Statistics:
+    """Statistics of kept counters and of the results that fulfil `which`; `ran` selects the runs of nvcc."""
+    counted = [kept, *count_results(connection, which)]
+    sums = {name: sum(each[name] for each in counted) for name in COUNTERS}
+    whole = {name: int(value) for name, value in sums.items() if not name.endswith("_seconds")}
+    seconds = {name: float(value) for name, value in sums.items() if name.endswith("_seconds")}
+    runs = select(func.count(), func.coalesce(func.sum(template_runs.c.seconds), 0.0)).where(ran)
+    made, spent = connection.execute(runs).one()
     return Statistics(
         since=None,
-        template=_templates(connection, counted, counted_runs),
-        skeleton=_skeletons(connection, counted),
-        direct=row.direct,
-        cubin=StageStatistics(row.hits, row.built, float(row.spent_seconds), float(row.saved_seconds)),
-        failed=row.failed,
-        fmas_kept=int(row.fmas_kept),
-        fmas_deleted=int(row.fmas_deleted),
-        built_bytes=int(row.built_bytes),
-        hit_bytes=int(row.hit_bytes),
+        template=StageStatistics(whole["template_hits"], made, spent, seconds["template_saved_seconds"]),
+        skeleton=StageStatistics(
+            whole["skeleton_hits"],
+            whole["skeleton_misses"],
+            seconds["skeleton_spent_seconds"],
+            seconds["skeleton_saved_seconds"],
+        ),
+        cubin=StageStatistics(whole["hits"], whole["built"], seconds["spent_seconds"], seconds["saved_seconds"]),
+        direct=whole["direct"],
+        failed=whole["failed"],
+        fmas_kept=whole["fmas_kept"],
+        fmas_deleted=whole["fmas_deleted"],
+        built_bytes=whole["built_bytes"],
+        hit_bytes=whole["hit_bytes"],
     )
 
 
-def _sum_if(which: ColumnElement[bool], column: ColumnElement[Any]) -> ColumnElement[Any]:
-    return func.coalesce(func.sum(case((which, column), else_=0)), 0)
+def _kept(connection: Connection, since: float) -> Mapping[str, Any]:
+    """Sums of the counters of jobs whose results were all recorded since then."""
+    columns = (func.coalesce(func.sum(job_counters.c[name]), 0).label(name) for name in COUNTERS)
+    return dict(connection.execute(select(*columns).where(job_counters.c.first_at >= since)).one()._mapping)
 
 
-def _skeletons(connection: Connection, counted: ColumnElement[bool]) -> StageStatistics:
-    """Statistics of skeletons. The usual time of one is known from the whole ledger, not only from the counted ones."""
-    of_skeleton = results.c.template_key, results.c.arch
-    seconds = results.c.skeleton_seconds
-    usual = (
-        select(*of_skeleton, func.max(seconds).label("seconds")).group_by(*of_skeleton).having(func.max(seconds) > 0)
-    ).subquery()
-    found = (
-        select(
-            *of_skeleton, func.sum(seconds).label("seconds"), func.sum(case((seconds > 0, 1), else_=0)).label("made")
-        )
-        .where(counted, results.c.outcome == Outcome.BUILT, results.c.assembler == "direct")
-        .group_by(results.c.job, *of_skeleton)
-        .subquery()
-    )
-    same = and_(usual.c.template_key == found.c.template_key, usual.c.arch == found.c.arch)
-    hit = found.c.made == 0
-    columns = (
-        func.count(case((hit, 1))),
-        func.coalesce(func.sum(found.c.made), 0),
-        func.coalesce(func.sum(found.c.seconds), 0.0),
-        _sum_if(hit, usual.c.seconds),
-    )
-    hits, made, spent, saved = connection.execute(select(*columns).select_from(found.outerjoin(usual, same))).one()
-    return StageStatistics(int(hits), int(made), float(spent), float(saved))
-
-
-def _templates(
-    connection: Connection, counted: ColumnElement[bool], counted_runs: ColumnElement[bool]
-) -> StageStatistics:
-    """Statistics of templates.
-
-    A job looked up a template if it built a cubin from it or waited for it; for one of these jobs nvcc made it.
-    The usual time of a template is known from all its runs, not only from the counted ones.
-    """
-    runs = template_runs.c
-    made, spent = connection.execute(
-        select(func.count(), func.coalesce(func.sum(runs.seconds), 0.0)).where(counted_runs)
-    ).one()
-    key = results.c.template_key
-    usual = select(runs.template_key, func.max(runs.seconds).label("seconds")).group_by(runs.template_key).subquery()
-    ran = exists().where(runs.job == results.c.job, runs.template_key == key, counted_runs)
-    looked = or_(results.c.outcome == Outcome.BUILT, results.c.template_seconds > 0)
-    found = (
-        select(key, func.max(case((looked, 1), else_=0)).label("looked"))
-        .where(counted, results.c.outcome != Outcome.FAILED, ~ran)
-        .group_by(results.c.job, key)
-        .subquery()
-    )
-    columns = (func.coalesce(func.sum(column), 0) for column in (found.c.looked, usual.c.seconds))
-    query = select(*columns).select_from(found.outerjoin(usual, usual.c.template_key == found.c.template_key))
-    hits, saved = connection.execute(query).one()
-    return StageStatistics(int(hits), int(made), float(spent), float(saved))
+def _not_kept(since: float) -> ColumnElement[bool]:
+    """The condition for results since then of the other jobs: those without counters, and those that began earlier."""
+    began_earlier = and_(job_counters.c.first_at < since, job_counters.c.last_at >= since)
+    others = select(jobs.c.id).outerjoin(job_counters, job_counters.c.job == jobs.c.id)
+    others = others.where(or_(job_counters.c.job.is_(None), began_earlier))
+    return and_(results.c.recorded_at >= since, results.c.job.in_(others))

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    text,
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
@@ -112,6 +113,8 @@ builds = Table(
     Index(None, "weights"),
 )
 
+_MADE = text("skeleton_seconds > 0")
+
 results = Table(
     "results",
     metadata,
@@ -145,6 +148,31 @@ results = Table(
     Index(None, "cubin"),
     Index(None, "cubin_key"),
     Index(None, "template_key", "build"),
+    Index(None, "template_key", "arch", "skeleton_seconds", sqlite_where=_MADE, postgresql_where=_MADE),
+)
+
+job_counters = Table(
+    "job_counters",
+    metadata,
+    Column("job", ForeignKey("jobs.id"), primary_key=True),
+    Column("first_at", Double, nullable=False),
+    Column("last_at", Double, nullable=False),
+    Column("hits", Integer, nullable=False),
+    Column("built", Integer, nullable=False),
+    Column("failed", Integer, nullable=False),
+    Column("direct", Integer, nullable=False),
+    Column("spent_seconds", Double, nullable=False),
+    Column("saved_seconds", Double, nullable=False),
+    Column("fmas_kept", BigInteger, nullable=False),
+    Column("fmas_deleted", BigInteger, nullable=False),
+    Column("built_bytes", BigInteger, nullable=False),
+    Column("hit_bytes", BigInteger, nullable=False),
+    Column("template_hits", Integer, nullable=False),
+    Column("template_saved_seconds", Double, nullable=False),
+    Column("skeleton_hits", Integer, nullable=False),
+    Column("skeleton_misses", Integer, nullable=False),
+    Column("skeleton_spent_seconds", Double, nullable=False),
+    Column("skeleton_saved_seconds", Double, nullable=False),
 )
 
 template_runs = Table(

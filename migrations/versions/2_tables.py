@@ -13,6 +13,7 @@ ROW_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     _create_job_tables()
+    _create_counter_table()
     _create_key_tables()
     _create_record_tables()
     _create_coordinator_tables()
@@ -30,7 +31,7 @@ def downgrade() -> None:
         "keys",
         "template_runs",
     )
-    for table in (*tables, "events", "results", "builds", "jobs", "submissions"):
+    for table in (*tables, "events", "job_counters", "results", "builds", "jobs", "submissions"):
         op.drop_table(table)
 
 
@@ -133,6 +134,14 @@ def _create_job_tables() -> None:
     for column in ("job", "cubin", "cubin_key"):
         op.create_index(op.f(f"ix_results_{column}"), "results", [column])
     op.create_index(op.f("ix_results_template_key_build"), "results", ["template_key", "build"])
+    made = sa.text("skeleton_seconds > 0")
+    op.create_index(
+        op.f("ix_results_template_key_arch_skeleton_seconds"),
+        "results",
+        ["template_key", "arch", "skeleton_seconds"],
+        sqlite_where=made,
+        postgresql_where=made,
+    )
     op.create_table(
         "events",
         sa.Column("id", ROW_NUMBER, autoincrement=True, nullable=False),
@@ -144,6 +153,33 @@ def _create_job_tables() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_events")),
     )
     op.create_index(op.f("ix_events_job"), "events", ["job"])
+
+
+def _create_counter_table() -> None:
+    op.create_table(
+        "job_counters",
+        sa.Column("job", sa.String(32), nullable=False),
+        sa.Column("first_at", sa.Double(), nullable=False),
+        sa.Column("last_at", sa.Double(), nullable=False),
+        sa.Column("hits", sa.Integer(), nullable=False),
+        sa.Column("built", sa.Integer(), nullable=False),
+        sa.Column("failed", sa.Integer(), nullable=False),
+        sa.Column("direct", sa.Integer(), nullable=False),
+        sa.Column("spent_seconds", sa.Double(), nullable=False),
+        sa.Column("saved_seconds", sa.Double(), nullable=False),
+        sa.Column("fmas_kept", sa.BigInteger(), nullable=False),
+        sa.Column("fmas_deleted", sa.BigInteger(), nullable=False),
+        sa.Column("built_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("hit_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("template_hits", sa.Integer(), nullable=False),
+        sa.Column("template_saved_seconds", sa.Double(), nullable=False),
+        sa.Column("skeleton_hits", sa.Integer(), nullable=False),
+        sa.Column("skeleton_misses", sa.Integer(), nullable=False),
+        sa.Column("skeleton_spent_seconds", sa.Double(), nullable=False),
+        sa.Column("skeleton_saved_seconds", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["job"], ["jobs.id"], name=op.f("fk_job_counters_job")),
+        sa.PrimaryKeyConstraint("job", name=op.f("pk_job_counters")),
+    )
 
 
 def _create_key_tables() -> None:

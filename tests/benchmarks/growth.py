@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from sqlalchemy import delete
+
 from codegen.ir.tiling import Part
+from farm.config.settings import load_settings
+from farm.jobs.model import Build, BuildOptions, BuildResult, NewJob, NewSubmission, Outcome, Status
+from farm.ledger import Ledger, open_ledger, upgrade_database
+from farm.ledger.tables import job_counters
 from farm.scheduler.clock import Clock
 from farm.scheduler.eta import EtaEstimator
 from farm.scheduler.plan import Target
@@ -13,6 +19,7 @@ from farm.scheduler.task import State
 from farm.scheduler.task_graph import TaskGraph
 from farm.worker.messages import CubinRequest, TemplateRequest
 from tests.benchmarks.coordinator import TILING
+from tests.benchmarks.ledger import databases, seconds
 from tests.samples import SMALL
 from tests.unit.test_eta import plain_estimate
 
@@ -26,6 +33,42 @@ IN_FLIGHT = 64
 def growth() -> None:
     """At 300,000 builds: a look at the end of all jobs under 50 ms of CPU, statistics under 100 ms."""
     estimates()
+    for kind, url in databases():
+        settings = load_settings({"FARM_DATABASE_URL": url})
+        upgrade_database(settings)
+        ledger = open_ledger(settings)
+        statistics(kind, ledger)
+        ledger.close()
+
+
+def statistics(kind: str, ledger: Ledger) -> None:
+    """`farm stats` from the counters of jobs against one from all results."""
+    builds = tuple(
+        Build(0, "", i, f"layer{i}", "x", "y", SMALL, TILING, "ab" * 32, 9, (Part(0, 1),)) for i in range(LAYERS)
+    )
+    options = BuildOptions(tuple(f"sm_{arch}0" for arch in range(ARCHS)))
+    names = [f"job{i:04}" for i in range(JOBS)]
+    jobs = tuple(NewJob(name, name, "net.onnx", "0" * 64, name, options, builds) for name in names)
+    ledger.record_submission(NewSubmission("all", "ada", jobs))
+    filling = time.perf_counter()
+    ledger.claim_all(names, "me", 3600)
+    for number, name in enumerate(names):
+        outcome = Outcome.HIT if number % 2 else Outcome.BUILT
+        results = [
+            BuildResult(build.id, arch, 0, outcome, f"a{build.position % TEMPLATES:063}", f"c{build.id:063}", "c" * 64)
+            for build in ledger.builds(name)
+            for arch in options.archs
+        ]
+        ledger.record_results(results)
+        ledger.finish(name, Status.SUCCEEDED, "")
+    filling = time.perf_counter() - filling
+    summed = min(seconds(ledger.statistics.read) for _ in range(5))
+    with ledger._database.writing() as connection:
+        connection.execute(delete(job_counters))
+    counted = seconds(ledger.statistics.read)
+    print(f"  {kind}: {JOBS * LAYERS * ARCHS} results of {JOBS} jobs, written in {filling:.0f} s")
+    print(f"  {kind}: statistics {summed * 1e3:.1f} ms, from all results {counted:.1f} s")
+    assert summed < 0.1, summed
 
 
 def estimates() -> None:
