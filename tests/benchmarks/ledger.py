@@ -25,7 +25,7 @@ LAYERS = 20
 SUBMISSIONS = 5
 OPTIONS = BuildOptions(("sm_75", "sm_80", "sm_86", "sm_90", "sm_120"))
 SPEC, TILING = Conv2d(64, 56, 56, 64, 3, 3, padding=(1, 1, 1, 1)), Tiling("conv2d", 8, 8, 1, 4, 3, 2)
-TEMPLATE = TemplateKey(SPEC, TILING, "0f" * 32, "13.0.88", ("-O3",), "compute_80")
+TEMPLATE = TemplateKey(SPEC, TILING, "0f" * 32, "13.0.88", "1f" * 32, ("-O3",), "compute_80")
 
 
 def ledger() -> None:
