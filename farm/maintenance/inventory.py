@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 
 from farm.errors import StoreError
 from farm.ledger import Reference
@@ -20,6 +20,8 @@ BATCH = 1000
 """Records or blobs that are read, written or removed together."""
 _CACHE_KIB = 64 * 1024
 """Memory of the temporary database; the rest is in its file."""
+_STEPS = 5_000_000
+"""Instructions of SQLite's virtual machine between two reports of a statement; about half a second."""
 
 Tell = Callable[[str, int], None]
 """Receives progress: what is counted, and the count so far."""
@@ -129,26 +131,26 @@ class Inventory:
         """Reads every record, then lists the blobs, so that blobs of the records read are among them."""
         self._sql.executescript(_TABLES)
         self._read_records(store, tell)
-        count = 0
+        read = 0
         listed = store.blobs()
         while batch := list(islice(listed, BATCH)):
             rows = [(bytes.fromhex(each.digest), each.size_bytes, each.age_seconds) for each in batch]
             # A blob that is written anew while it is listed may be listed twice.
             self._sql.executemany("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", rows)
-            count += len(batch)
-            tell("blobs", count)
+            read += len(batch)
+            tell("blobs", read)
         self.need(references, tell)
         self._sql.executescript(_VIEWS)
 
     def need(self, references: Iterable[Reference], tell: Tell = tell_nobody) -> None:
         """Adds references of jobs."""
-        count = 0
+        read = 0
         given = iter(references)
         while batch := list(islice(given, BATCH)):
             rows = [(bytes.fromhex(each.name), each.kind) for each in batch if is_name("blob", each.name)]
             self._sql.executemany("INSERT OR IGNORE INTO needed VALUES (?, ?)", rows)
-            count += len(batch)
-            tell("references", count)
+            read += len(batch)
+            tell("references", read)
 
     @property
     def total_bytes(self) -> int:
@@ -233,14 +235,12 @@ class Inventory:
 
     def _read_records(self, store: Store, tell: Tell) -> None:
         entries = enumerate(read_entries(store), 1)
-        count = 0
         while batch := list(islice(entries, BATCH)):
-            rows = [_record_row(count, each) for count, each in batch]
+            rows = [_record_row(number, entry) for number, entry in batch]
             self._sql.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-            refs = [(count, bytes.fromhex(digest)) for count, each in batch for digest in sorted(each.refers_to)]
+            refs = [(number, bytes.fromhex(digest)) for number, entry in batch for digest in sorted(entry.refers_to)]
             self._sql.executemany("INSERT INTO refs VALUES (?, ?)", refs)
-            count = batch[-1][0]
-            tell("records", count)
+            tell("records", batch[-1][0])
 
     def _number(self, query: str, parameters: tuple[float, ...] = ()) -> int:
         return int(self._sql.execute(query, parameters).fetchone()[0])
@@ -256,6 +256,18 @@ def _record_row(number: int, entry: Entry) -> tuple[object, ...]:
 def open_inventory(store: Store, references: Iterable[Reference], tell: Tell = tell_nobody) -> Iterator[Inventory]:
     """The inventory of a store. Raises StoreError if its temporary file cannot be written."""
     connection = sqlite3.connect("", isolation_level=None)  # SQLite removes the file, also after a crash
+    steps = count(1)
+    stopped: list[BaseException] = []
+
+    def tell_of_statement() -> bool:
+        """Called while a statement runs, which may take minutes; True ends it."""
+        try:
+            tell("steps of comparison", next(steps))
+        except BaseException as error:  # noqa: BLE001 - SQLite drops it, so it is raised below
+            stopped.append(error)
+        return bool(stopped)
+
+    connection.set_progress_handler(tell_of_statement, _STEPS)
     try:
         connection.executescript(
             f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA cache_size = -{_CACHE_KIB}"
@@ -264,6 +276,8 @@ def open_inventory(store: Store, references: Iterable[Reference], tell: Tell = t
         inventory.read(store, references, tell)
         yield inventory
     except sqlite3.Error as error:
+        if stopped:
+            raise stopped[0] from None
         raise StoreError(
             f"the inventory of the store cannot be made ({error}): make room, or name another folder in TMPDIR"
         ) from None

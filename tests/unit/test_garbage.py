@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +24,9 @@ from farm.maintenance.gc import COLLECTION, Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import open_inventory
 from farm.maintenance.remove import remove_cached
 from farm.maintenance.scrub import Damage, scrub
-from farm.store.contract import Store, digests_in
+from farm.store.contract import Record, Store, StoredBlob, StoredRecord, digests_in
 from farm.store.disk import DiskStore
+from farm.store.memory import MemoryStore
 from farm.worker.cache_lookup import CUBIN_STAGE, TEMPLATE_STAGE
 from farm.worker.messages import CubinFacts
 from tests.samples import LAUNCH
@@ -381,3 +383,50 @@ def test_an_inventory_counts_each_blob_once(yard: Yard) -> None:
         total = sum(path.stat().st_size for path in yard.folder.rglob("*") if path.is_file())
         assert inventory.total_bytes == total
         assert sum(item.size_bytes for item in inventory.items(CUBIN_STAGE, None, 9)) == total + 600
+
+
+class Listing(MemoryStore):
+    """Lists records of a blob each, without holding them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
+        return (StoredBlob(f"{i:064x}", 1, OLD) for i in range(self._count))
+
+    def records(self, prefix: str = "") -> Iterator[StoredRecord]:
+        return (StoredRecord(CUBIN_STAGE, f"{i:064x}", 1, OLD) for i in range(self._count))
+
+    def get_record(self, stage: str, key: str) -> Record | None:
+        return {"cubin": key}
+
+    def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
+        return frozenset(digests)
+
+
+def test_the_memory_of_a_collection_does_not_grow_with_the_store(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("farm.maintenance.inventory.BATCH", 100)
+    monkeypatch.setattr("farm.maintenance.gc.LISTED", 100)
+    peaks = []
+    for count in (500, 500, 5000):  # the first one imports
+        tracemalloc.start()
+        done = collect_garbage(Listing(count), yard.farm.ledger, Limits(older_than_seconds=DAY))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (done.record_count, done.blob_count, len(done.records)) == (count, count, 100)
+    assert peaks[2] < 1.5 * peaks[1]
+
+
+def test_a_long_statement_of_the_inventory_is_stopped_by_whoever_listens(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farm.maintenance.inventory._STEPS", 1)
+
+    def stop(what: str, _count: int) -> None:
+        if what == "steps of comparison":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect_garbage(yard.store, yard.farm.ledger, Limits(), tell=stop)
+    assert yard.collect(Limits()).blobs == ()  # the lease was released
