@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 import warnings
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import platformdirs
 import torch
 from torch import nn
 
@@ -132,10 +130,9 @@ class NetworkGpu:
     def compiled(self, network: nn.Module, mode: str) -> Call:
         """Compiles a network with torch.compile in a mode, dropping what it compiled before.
 
-        Kernels and what autotuning found stay in the user's cache folder, for later runs.
+        Its kernels and what autotuning found stay in PyTorch's own cache on disk, for later runs.
         """
         torch._dynamo.reset()
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", platformdirs.user_cache_dir("farm/inductor"))
         call: Call = torch.compile(network, mode=mode, dynamic=False)
         return call
 
