@@ -58,6 +58,17 @@ def test_a_tensor_of_two_nodes_is_refused(tmp_path: Path) -> None:
     assert "two nodes write the tensor 'y'" in refusal(tmp_path, proto)
 
 
+def test_a_node_without_output_is_refused(tmp_path: Path) -> None:
+    proto = model([conv("a", ("x", "w"), "y"), helper.make_node("Relu", ["y"], [], "r")], [ONE_BY_ONE])
+    assert "the Relu 'r' has no output" in refusal(tmp_path, proto)
+
+
+@pytest.mark.parametrize("perm", [[0, HUGE, 2, 3], [0, 2, 3], [0, 1, 2, -1]])
+def test_a_transpose_of_other_axes_is_refused(perm: list[int], tmp_path: Path) -> None:
+    proto = model([conv("a", ("x", "w"), "p"), node("Transpose", "p", "y", "t", perm=perm)], [ONE_BY_ONE])
+    assert "Transpose t has the perm" in refusal(tmp_path, proto)
+
+
 @pytest.mark.parametrize(
     "proto",
     [

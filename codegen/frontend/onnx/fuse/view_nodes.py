@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from codegen.errors import CheckpointError
 from codegen.frontend.onnx.graph.dimensions import Size
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import Node
@@ -39,8 +40,7 @@ def is_reshape(node: Node, graph: Graph, tensor: str) -> bool:
     size = graph.size(tensor)
     if size is None:
         return False
-    order = node.integers.get("perm", tuple(reversed(range(len(size)))))
-    moved = [axis for axis in order if size[axis] != 1]
+    moved = [axis for axis in _order(node, len(size)) if size[axis] != 1]
     return moved == sorted(moved)
 
 
@@ -53,8 +53,15 @@ def axes_transposed(axes: Axes, node: Node) -> Axes:
     """The axes after a Transpose."""
     if axes.rank is None or axes.channel is None:
         return axes
-    order = node.integers.get("perm", tuple(reversed(range(axes.rank))))
-    return Axes(axes.rank, order.index(axes.channel % axes.rank))
+    return Axes(axes.rank, _order(node, axes.rank).index(axes.channel % axes.rank))
+
+
+def _order(node: Node, rank: int) -> tuple[int, ...]:
+    """The axes of a Transpose's input in the order of its output. Raises CheckpointError if they are not its axes."""
+    order = node.integers.get("perm", tuple(reversed(range(rank))))
+    if sorted(order) != list(range(rank)):
+        raise CheckpointError(f"{node} has the perm {list(order)} for {rank} axes: export the model again")
+    return order
 
 
 def axes_after(axes: Axes, before: Size | None, after: Size | None, channels: int) -> Axes:

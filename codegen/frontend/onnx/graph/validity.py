@@ -18,12 +18,14 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_graph(graph: GraphProto) -> None:
-    """Raises CheckpointError for a name with a control character, a tensor of two nodes, and nodes in a cycle."""
+    """Raises CheckpointError for control characters in names, nodes without output, tensors of two nodes, cycles."""
     for name in _names(graph):
         if _CONTROL.search(name):
             raise CheckpointError(f"the name {name!r} has a control character: rename the node or tensor")
     makers: dict[str, int] = {}
     for i, node in enumerate(graph.node):
+        if not node.output:
+            raise CheckpointError(f"the {node.op_type} '{node.name}' has no output: export the model again")
         for output in filter(None, node.output):
             if makers.setdefault(output, i) != i:
                 raise CheckpointError(f"two nodes write the tensor '{output}': export the model again")
