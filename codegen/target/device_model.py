@@ -200,6 +200,7 @@ _BY_FORM_FACTOR = [each for of_arch in _models(_FORM_FACTORS).values() for each 
 REFERENCE = DEVICES["sm_90"][0]
 """The H200, to whose measured kernels the cost model is fitted; predictions for others are scaled from it."""
 
+_GEFORCE = re.compile(r"[2-5]0[5-9]0(ti)?")
 _MAKE = re.compile(
     r"\b(nvidia|geforce|tesla|generation|laptop|gpu|mobile|max q|(workstation|server) edition"
     r"|sxm\d?|pcie|nvl|hbm\d?e?|\d+ ?gb)\b"
@@ -208,8 +209,12 @@ _MAKE = re.compile(
 
 
 def gpu_key(name: str) -> str:
-    """A GPU's name without case, punctuation, maker, form factor and memory: h100 for "NVIDIA H100 80GB HBM3"."""
-    return re.sub(r"\W", "", _MAKE.sub(" ", _words(name)))
+    """A GPU's name without case, punctuation, maker, form factor and memory: h100 for "NVIDIA H100 80GB HBM3".
+
+    The number of a GeForce alone, such as 5090, is that of an RTX.
+    """
+    key = re.sub(r"\W", "", _MAKE.sub(" ", _words(name)))
+    return f"rtx{key}" if _GEFORCE.fullmatch(key) else key
 
 
 def _words(name: str) -> str:

@@ -102,6 +102,10 @@ def test_there_is_no_ptx_for_what_is_older_or_no_architecture(arch: str) -> None
         ("a100", "sm_80"),
         ("t4", "sm_75"),
         ("rtx4090", "sm_89"),
+        ("5090", "sm_120"),
+        ("3080 Ti", "sm_86"),
+        ("GeForce 4070", "sm_89"),
+        ("6000", None),
         ("RTX-4090", "sm_89"),
         ("rtx_3090 ti", "sm_86"),
         ("GeForce RTX 4090", "sm_89"),
@@ -136,7 +140,7 @@ def test_every_gpu_of_the_table_has_one_architecture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("h1000", "H100"), ("4090", "RTX 4090"), ("a3000", "RTX A3000"), ("sm_85", "sm_8")]
+    ("name", "nearest"), [("h1000", "H100"), ("rtx4095", "RTX 4090"), ("a3000", "RTX A3000"), ("sm_85", "sm_8")]
 )
 def test_a_wrong_name_gives_the_nearest_ones(name: str, nearest: str, toolchain: Toolchain) -> None:
     with pytest.raises(ArchError, match=rf"unknown architecture '{name}' \(nearest: .*{nearest}"):
