@@ -36,7 +36,7 @@ from farm.jobs.model import (
     NewSubmission,
     Status,
 )
-from farm.jobs.submission import Submission, dense_warning, new_id, new_job
+from farm.jobs.submission import Submission, new_id, new_job, sparsity_warnings
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
 from farm.maintenance.gc import Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import Inventory, Tell, open_inventory, tell_nobody
@@ -129,9 +129,9 @@ class Farm:
         jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
-        dense = dense_warning(build for job in jobs for build in job.builds)
+        sparsities = sparsity_warnings(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
-        warnings = dict.fromkeys(filter(None, (*notes, dense, *coverages)))
+        warnings = dict.fromkeys(filter(None, (*notes, *sparsities, *coverages)))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def compile(

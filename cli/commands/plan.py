@@ -47,21 +47,22 @@ def plan(
     Runs no tool and stores nothing.
 
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
-    architecture, CPU time of ptxas, and kernel time at --batch by the cost model. Then skipped layers, coverage, code
-    size and kernel time for each architecture's GPU, and the totals of all models, which share templates and cubins.
+    architecture, CPU time of ptxas (`direct`: assembled without it), and kernel time at --batch by the cost model. Then
+    skipped layers, coverage, code size and kernel time for each architecture's GPU, and the totals of all models, which
+    share templates and cubins.
 
     The cost model is fitted to an H200. For other GPUs it is scaled by the figures of their data sheets.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
-    from farm.jobs.submission import dense_warning
+    from farm.jobs.submission import sparsity_warnings
 
     with Farm.open(load_settings()) as farm:
         checkpoints = request.read(farm)
         if not checkpoints:
             return USAGE
         found = farm.forecast(checkpoints, request.options)
-    if warning := dense_warning(build for model in found.models for build in model.job.builds):
+    for warning in sparsity_warnings(build for model in found.models for build in model.job.builds):
         print_warning(warning)
     if as_json:
         print_json({"models": [_model_json(model) for model in found.models], "total": _total_json(found)})
@@ -141,8 +142,9 @@ def _totals(found: Forecast) -> list[str]:
     nvcc = (
         "not predicted for templates of the full form" if found.nvcc_seconds is None else duration(found.nvcc_seconds)
     )
-    total = (found.nvcc_seconds or 0.0) + found.ptxas_seconds + found.assembler_seconds
-    direct = f", assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
+    total = (found.nvcc_seconds or 0.0) + found.ptxas_seconds + found.skeleton_seconds + found.assembler_seconds
+    skeletons = f", ptxas for skeletons {duration(found.skeleton_seconds)}" if found.skeleton_seconds else ""
+    direct = f"{skeletons}, assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
     if not found.cubins_to_make:
         return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store"]
     templates, cubins = counted(found.templates_to_make, "template"), counted(found.cubins_to_make, "cubin")
@@ -181,6 +183,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "cubins_in_store": layer.cubins_there,
                 "predicted_code_bytes": layer.code_bytes,
                 "predicted_ptxas_seconds": layer.ptxas_seconds,
+                "predicted_skeleton_seconds": layer.skeleton_seconds,
                 "predicted_assembler_seconds": layer.assembler_seconds,
                 "predicted_kernel_microseconds": dict(zip(layer.archs, layer.kernel_microseconds, strict=True)),
             }
@@ -199,5 +202,6 @@ def _total_json(found: Forecast) -> dict[str, Any]:
         "predicted_code_bytes": found.code_bytes,
         "predicted_nvcc_seconds": found.nvcc_seconds,
         "predicted_ptxas_seconds": found.ptxas_seconds,
+        "predicted_skeleton_seconds": found.skeleton_seconds,
         "predicted_assembler_seconds": found.assembler_seconds,
     }

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from codegen.errors import TilingError
 from codegen.ir.checkpoint import Checkpoint, Layer, Weights
@@ -27,8 +28,8 @@ PUTS_AT_ONCE = 8
 """Weights written to the store concurrently while tilings are chosen, since a disk or a bucket is slow."""
 DENSE_BELOW = 0.5
 """Sparsity below which dense kernels are faster."""
-DENSE_NAMED = 4
-"""Dense layers named in a warning."""
+NAMED = 4
+"""Layers named in a warning."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def new_job(
     return NewJob(
         id=job_id,
         name=name,
-        model=checkpoint.path,
+        model=str(Path(checkpoint.path).absolute()),
         model_digest=checkpoint.digest,
         request_digest=digest_fields(request),
         options=options,
@@ -192,13 +193,24 @@ def _check(
         raise UsageError(f"{checkpoint.path}: {why}: {first.name} ({first.operator}): {first.reason}{also}")
 
 
-def dense_warning(builds: Iterable[Build]) -> str:
-    """A warning that names the layers for which dense kernels are probably faster; empty if there are none."""
-    sparsities = ((build.layer, 1 - build.nonzeros / build.spec.weights_count) for build in builds)
-    below = (f"{layer} ({sparsity:.0%})" for layer, sparsity in sparsities if sparsity < DENSE_BELOW)
-    dense = list(dict.fromkeys(below))  # a layer has a build for each of its tilings
-    if not dense:
-        return ""
-    named = ", ".join(dense[:DENSE_NAMED]) + (f" and {len(dense) - DENSE_NAMED} more" if dense[DENSE_NAMED:] else "")
-    layers = "1 layer has" if len(dense) == 1 else f"{len(dense)} layers have"
-    return f"{layers} under {DENSE_BELOW:.0%} zeros, dense kernels are probably faster: {named}. Prune further."
+def sparsity_warnings(builds: Iterable[Build]) -> list[str]:
+    """Warnings that name layers for which dense kernels are probably faster, and those without non-zero weights."""
+    sparsities = dict.fromkeys((build.layer, 1 - build.nonzeros / build.spec.weights_count) for build in builds)
+    dense = [f"{layer} ({sparsity:.0%})" for layer, sparsity in sparsities if sparsity < DENSE_BELOW]
+    empty = [layer for layer, sparsity in sparsities if sparsity == 1]
+    warnings = []
+    if dense:
+        reason = f"under {DENSE_BELOW:.0%} zeros, dense kernels are probably faster"
+        warnings.append(f"{_have(dense)} {reason}: {_first(dense)}. Prune further.")
+    if empty:
+        warnings.append(f"{_have(empty)} only zeros, the bias alone remains: {_first(empty)}. Check the pruning.")
+    return warnings
+
+
+def _have(layers: Sequence[str]) -> str:
+    return "1 layer has" if len(layers) == 1 else f"{len(layers)} layers have"
+
+
+def _first(layers: Sequence[str]) -> str:
+    more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
+    return ", ".join(layers[:NAMED]) + more

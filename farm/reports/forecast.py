@@ -45,7 +45,9 @@ class LayerForecast:
     code_bytes: int
     """Predicted machine code for one architecture."""
     ptxas_seconds: float
-    """CPU time of ptxas for missing cubins and skeletons, as if no other layer shared them."""
+    """CPU time of ptxas for missing cubins."""
+    skeleton_seconds: float
+    """CPU time of ptxas for missing skeletons of the direct assembler, as if no other layer shared them."""
     assembler_seconds: float
     """CPU time of the direct assembler for missing cubins."""
     kernel_microseconds: tuple[float, ...]
@@ -84,6 +86,7 @@ class Forecast:
     nvcc_seconds: float | None
     """CPU time of nvcc; None for templates of the full form, which are not predicted."""
     ptxas_seconds: float
+    skeleton_seconds: float
     assembler_seconds: float
 
 
@@ -141,7 +144,8 @@ def forecast(
             cubins_there=sum(request.key in there for request in asked),
             template_there=all(request.template.key in there for request in asked),
             code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(build.archs(job.options)),
-            ptxas_seconds=_ptxas_seconds(kernels),
+            ptxas_seconds=sum(kernel.ptxas_seconds for kernel in kernels),
+            skeleton_seconds=_skeleton_seconds(kernels),
             assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
             kernel_microseconds=tuple(
                 predict_microseconds(divided, batch, density, device=job.options.device(arch))
@@ -160,7 +164,8 @@ def forecast(
         cubins_there=len(todo.cubins) - len(missing),
         code_bytes=sum(kernel.code_bytes for kernel in of_cubin.values()),
         nvcc_seconds=None if None in nvcc else sum(each for each in nvcc if each is not None),
-        ptxas_seconds=_ptxas_seconds([of_cubin[request.key] for request in missing]),
+        ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in missing),
+        skeleton_seconds=_skeleton_seconds([of_cubin[request.key] for request in missing]),
         assembler_seconds=sum(of_cubin[request.key].assembler_seconds for request in missing),
     )
 
@@ -185,10 +190,9 @@ def _kernel(streams: NDArray[np.float64], request: CubinRequest, skeleton: str, 
     return _Kernel(INSTRUCTION_BYTES * int(instructions), by_ptxas, assembled, "" if made is not None else skeleton)
 
 
-def _ptxas_seconds(kernels: Sequence[_Kernel]) -> float:
-    """CPU time of ptxas, with each missing skeleton counted once."""
-    skeletons = {kernel.skeleton for kernel in kernels} - {""}
-    return SKELETON_SECONDS * len(skeletons) + sum(kernel.ptxas_seconds for kernel in kernels)
+def _skeleton_seconds(kernels: Sequence[_Kernel]) -> float:
+    """CPU time of ptxas for missing skeletons, each counted once."""
+    return SKELETON_SECONDS * len({kernel.skeleton for kernel in kernels} - {""})
 
 
 def _skeletons_made(keys: Iterable[str], store: Store) -> dict[str, bool]:

@@ -89,11 +89,12 @@ def test_what_is_assembled_directly_takes_the_assemblers_time_and_ptxas_its_skel
     by_ptxas = found(store, replace(direct, assembler="ptxas"))
     assert by_ptxas.assembler_seconds == 0
     assert 2 * DIRECT_SECONDS < plan.assembler_seconds < by_ptxas.ptxas_seconds + 2 * DIRECT_SECONDS
-    assert plan.ptxas_seconds == 2 * SKELETON_SECONDS
-    assert [layer.ptxas_seconds for layer in plan.models[0].layers] == [SKELETON_SECONDS] * 2
+    assert (plan.ptxas_seconds, plan.skeleton_seconds) == (0, 2 * SKELETON_SECONDS)
+    layers = plan.models[0].layers
+    assert [(layer.ptxas_seconds, layer.skeleton_seconds) for layer in layers] == [(0, SKELETON_SECONDS)] * 2
     first, second = jobs_plan(direct).cubins
     store.put_record(SKELETON_STAGE, skeleton_key_of(first, fixed_toolchain()), {"cubin": "ab" * 32})
-    assert found(store, direct).ptxas_seconds == SKELETON_SECONDS
+    assert found(store, direct).skeleton_seconds == SKELETON_SECONDS
     store.put_record(SKELETON_STAGE, skeleton_key_of(second, fixed_toolchain()), {"refused": "a reason"})
     refused = found(store, direct)
     assert sorted(layer.ptxas_seconds > 0 for layer in refused.models[0].layers) == [False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -16,7 +17,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import CHOICES, AssemblerChoice, unsupported_reason
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
-from farm.jobs.submission import dense_warning, new_job
+from farm.jobs.submission import new_job, sparsity_warnings
 from farm.store.memory import MemoryStore
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 
@@ -127,8 +128,20 @@ def test_one_warning_names_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> 
     linear = Linear(40, 10)
     net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
     builds = submitted(net).builds
-    assert re.match(r"2 layers have under 50% zeros.*: fc2 \(25%\), conv \(40%\)\.", dense_warning(builds))
-    assert dense_warning(each for each in builds if each.layer == "fc1") == ""
+    [warning] = sparsity_warnings(builds)
+    assert re.match(r"2 layers have under 50% zeros.*: fc2 \(25%\), conv \(40%\)\.", warning)
+    assert not sparsity_warnings(each for each in builds if each.layer == "fc1")
+
+
+def test_a_warning_names_the_layers_without_weights() -> None:
+    [build] = submitted(checkpoint(layer("fc1"))).builds
+    [warning] = sparsity_warnings([replace(build, nonzeros=0)] * 2)
+    assert warning == "1 layer has only zeros, the bias alone remains: fc1. Check the pruning."
+
+
+def test_the_path_of_a_model_is_kept_absolute() -> None:
+    net = replace(checkpoint(layer()), path="models/net.onnx")
+    assert submitted(net).model == str(Path.cwd() / "models" / "net.onnx")
 
 
 def test_equal_content_under_another_name_is_another_request() -> None:
