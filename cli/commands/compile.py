@@ -13,15 +13,15 @@ from rich.text import Text
 from cli.commands.fetch import bundle_folders
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.options.build import BuildRequest, build_options
-from cli.options.output import AsJson, Quiet
-from cli.options.parse import check_output_folder
-from cli.output.console import print_json, print_warning, stderr, stdout
+from cli.options.output import AsJson
+from cli.output.console import print_error, print_json, print_warning, stderr, stdout
 from cli.output.failures import failure_lines
 from cli.output.jobs import counts_line, job_json, job_table, status_text
 from cli.output.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines
 from farm.jobs.model import JobDetail, Status
 
 if TYPE_CHECKING:
+    from codegen.ir.checkpoint import Checkpoint
     from farm.api import Farm
 
 LAYERS_OF_JOBS = 3
@@ -38,7 +38,7 @@ def compile_models(
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Also write the bundles into this folder.")
     ] = None,
     as_json: AsJson = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")] = False,
 ) -> int:
     """Compile pruned ONNX checkpoints and wait, with progress.
 
@@ -50,14 +50,15 @@ def compile_models(
     from farm.config.settings import load_settings
 
     start = time.monotonic()
-    check_output_folder(output)
     with Farm.open(load_settings(overrides={"jobs": jobs})) as farm:
         checkpoints = request.read(farm)
         if not checkpoints:
             return USAGE
+        if output is not None:
+            _check_output(checkpoints, request.name, output)
         submission = farm.submit(checkpoints, request.options, name=request.name)
         ids = list(dict.fromkeys(job.id for job in submission.jobs))  # a model given twice is one job
-        for warning in submission.warnings:
+        for warning in () if quiet else submission.warnings:
             print_warning(warning)
         try:
             with CompileProgress(stderr(), quiet=quiet or as_json) as progress:
@@ -68,6 +69,10 @@ def compile_models(
         seconds = time.monotonic() - start
         if as_json:
             print_json({"submission": submission.id, "seconds": seconds, "jobs": [job_json(job) for job in done]})
+        elif quiet:
+            for job in done:
+                if job.status is not Status.SUCCEEDED:
+                    print_error(f"{job.name}: {job.reason or job.status}")
         else:
             _print_end([farm.inspect(job_id) for job_id in ids], seconds, fetched=output is not None)
         code = max(exit_code_of_job(job) for job in done)
@@ -75,9 +80,19 @@ def compile_models(
             for job, folder in zip(done, bundle_folders(done, output), strict=True):
                 if job.status is Status.SUCCEEDED:
                     manifest = farm.fetch(job.id, folder)
-                    if not as_json:
+                    if not (as_json or quiet):
                         stdout().print(Text(f"bundle: {manifest}"), soft_wrap=True)
     return code or (OK if len(checkpoints) == len(request.models) else USAGE)
+
+
+def _check_output(checkpoints: Sequence[Checkpoint], name: str | None, output: Path) -> None:
+    """Raise UsageError if the bundles of these models could not be written, before minutes of compiling."""
+    from farm.bundle.writer import check_target, safe_names
+
+    names = [name or of_file for of_file, _ in dict.fromkeys((each.name, each.digest) for each in checkpoints)]
+    folders = [output] if len(names) == 1 else [output / each for each in safe_names(names)]
+    for own, folder in zip(names, folders, strict=True):
+        check_target(folder, own)
 
 
 def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:

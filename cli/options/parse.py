@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from codegen.ir.layer_spec import DataType
 from codegen.ir.tiling import Accumulator, Form
@@ -91,23 +90,6 @@ def seconds_of(option: str, value: str, *, least: float = 0.0) -> float:
     if seconds < least:
         raise UsageError(f"{option} {value}: expected {DURATIONS}, of at least {format_seconds(least)}")
     return seconds
-
-
-def check_output_folder(folder: Path | None) -> None:
-    """Raise UsageError if `farm fetch` could not write bundles into the folder, before minutes of compiling."""
-    if folder is None or not folder.exists():
-        return
-    if not folder.is_dir():
-        if folder.suffix == ".farm":
-            return
-        raise UsageError(f"--output {folder} is a file: name another folder")
-    others = [entry.name for entry in folder.iterdir() if not _is_bundle(entry)]
-    if others and not _is_bundle(folder):
-        raise UsageError(f"--output {folder} holds {min(others)}, which is no bundle: name an empty folder")
-
-
-def _is_bundle(folder: Path) -> bool:
-    return (folder / "manifest.json").is_file()
 
 
 def names_of(values: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from farm.bundle.manifest import SCHEMA_VERSION, read_layers, with_digest
 from farm.bundle.members import MANIFEST, open_members
 from farm.bundle.provenance import sealed, statement_of
 from farm.bundle.ptx import KernelPtx
-from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, PROVENANCE, layers_of
+from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, PROVENANCE, Bundle, layers_of
 from farm.config.build_id import program_digest
 from farm.errors import BlobLostError, BundleError, UsageError
 from farm.jobs.completeness import MissingLayer
@@ -56,9 +56,10 @@ def write_bundle(
     `toolchain` has the version of each tool. With `missing` layers the bundle is partial: its manifest lists them, and
     it has no network, which would need them. Each of `ptx` is written as `<layer>/compute_80.ptx` and listed in the
     launch of the cubins that were made from it. With `keys` the statement about the bundle is signed; `verification` is
-    its part about the verified kernels. An existing bundle is replaced. Raises UsageError if the directory
-    holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
+    its part about the verified kernels. An existing bundle of a network of that name is replaced. Raises UsageError if
+    the directory holds anything else or cannot be written, BlobLostError if the store has lost a cubin.
     """
+    check_target(directory, job.name)
     of_build: dict[int, list[BuildResult]] = {build.id: [] for build in builds}
     for result in sorted(results, key=lambda each: job.options.archs.index(each.arch)):
         of_build[result.build].append(result)
@@ -92,6 +93,27 @@ def write_bundle(
         return directory
     _replace(directory, files)
     return directory / MANIFEST
+
+
+def check_target(path: Path, name: str) -> None:
+    """Raises UsageError if the bundle of the network `name` cannot be written there, or would replace another's."""
+    path = path.absolute()
+    if path.suffix != ARCHIVE_SUFFIX:
+        _bundle_files(path)
+    elif path.is_dir():
+        raise UsageError(f"{path} is a folder: a bundle whose name ends in {ARCHIVE_SUFFIX} is one file")
+    if path.exists():
+        try:
+            other = Bundle(path).manifest.job.name
+        except BundleError:  # damaged, or of another version: fetching it again repairs it
+            other = name
+        if other != name:
+            raise UsageError(f"{path} is the bundle of {other}: name another one, or remove it first")
+    there = next(each for each in (path, *path.parents) if each.exists())
+    if not there.is_dir() and there != path:
+        raise UsageError(f"{there} is a file: name another directory")
+    if not os.access(there if there.is_dir() else there.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{there} cannot be written: check its permissions, or name another directory")
 
 
 def _path(build: Build, result: BuildResult, folder: str) -> str:
@@ -276,8 +298,6 @@ def _write_archive(path: Path, files: Mapping[str, bytes]) -> None:
     path = path.absolute()
     fresh = path.parent / f".{path.name}-{uuid.uuid4().hex[:8]}"
     try:
-        if path.is_dir():
-            raise UsageError(f"{path} is a folder: a bundle whose name ends in {ARCHIVE_SUFFIX} is one file")
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with ZipFile(fresh, "w") as archive:

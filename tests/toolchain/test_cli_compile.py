@@ -139,6 +139,26 @@ def test_inspect_takes_latest_and_the_beginning_of_an_id(farm: Farm, compiled: s
     assert all(cubin["registers"] > 0 for layer in layers for cubin in layer["cubins"])
 
 
+def test_a_quiet_compile_prints_nothing(farm: Farm, compiled: str, tmp_path: Path) -> None:
+    arguments = ("compile", "digits.onnx", "--arch", ARCHS, "-q", "-o", str(tmp_path / "bundle"))
+    assert farm(*arguments) == (0, "", "")
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
+
+
+def test_a_compile_does_not_start_where_its_bundle_cannot_be_written(farm: Farm, compiled: str, tmp_path: Path) -> None:
+    jobs = len(json.loads(farm("status", "--json")[1])["jobs"])
+    (tmp_path / "file").touch()
+    farm("fetch", compiled, "-o", str(tmp_path / "bundle"))
+    for name, options, reason in (
+        ("file", (), "is a file"),
+        ("bundle", ("--name", "other"), "is the bundle of digits"),
+    ):
+        code, _, err = farm("compile", "digits.onnx", "--arch", ARCHS, *options, "-o", str(tmp_path / name))
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert reason in err
+    assert len(json.loads(farm("status", "--json")[1])["jobs"]) == jobs
+
+
 def test_an_ambiguous_beginning_names_its_jobs(farm: Farm, compiled: str) -> None:
     farm("compile", "digits.onnx", "--arch", ARCHS, "-q")
     code, _, err = farm("inspect", "")

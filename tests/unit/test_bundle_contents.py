@@ -12,7 +12,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from cli.main import run
-from cli.options.parse import check_output_folder
 from cli.output.format import magnitude
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import SkippedLayer
@@ -20,7 +19,7 @@ from codegen.model_zoo import lenet5, write_network
 from farm.bundle import members
 from farm.bundle.ptx import KernelPtx
 from farm.bundle.reader import Bundle
-from farm.bundle.writer import write_bundle
+from farm.bundle.writer import check_target, write_bundle
 from farm.runtime.lowering import RefusedError
 from farm.runtime.planner import plan_network
 from tests.bundle_samples import JOB, SPEC, TOOLS, build, contents, manifest_of, result, stored_cubins, validator
@@ -179,7 +178,7 @@ def test_a_bundle_with_ptx_is_replaced_whole(bundle: Path) -> None:
 
 
 def test_a_compile_may_write_over_a_bundle_in_either_form(bundle: Path) -> None:
-    check_output_folder(bundle)
+    check_target(bundle, JOB.name)
 
 
 @pytest.mark.parametrize("bundle", ["bundle.farm"], indirect=True)

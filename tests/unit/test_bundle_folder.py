@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farm.bundle.writer import safe_names, write_bundle
+from farm.bundle.writer import check_target, safe_names, write_bundle
 from farm.errors import BlobLostError, UsageError
 from farm.store.memory import MemoryStore
 from tests.bundle_samples import (
@@ -19,6 +19,7 @@ from tests.bundle_samples import (
     TOOLS,
     build,
     contents,
+    manifest_of,
     result,
     stored_cubins,
     validator,
@@ -111,6 +112,36 @@ def test_a_folder_that_only_looks_like_a_bundle_is_left_alone(kind: str, tmp_pat
     with pytest.raises(UsageError, match="which is not part of a bundle"):
         write(tmp_path / "out", store)
     assert (tmp_path / "out" / "conv1" / "sm_90.cubin").exists()
+
+
+@pytest.mark.parametrize("name", ["out", "out.farm"])
+def test_the_bundle_of_another_network_is_not_replaced(name: str, tmp_path: Path, store: MemoryStore) -> None:
+    results = [result(0, "sm_80"), result(0, "sm_90")]
+    write_bundle(tmp_path / name, replace(JOB, name="other"), [build(0, "conv1")], results, TOOLS, store)
+    before = contents(tmp_path)
+    with pytest.raises(UsageError, match=f"{name} is the bundle of other: name another one, or remove it first"):
+        write_bundle(tmp_path / name, JOB, [build(0, "conv1")], results, TOOLS, store)
+    assert contents(tmp_path) == before
+
+
+def test_a_damaged_bundle_is_replaced(tmp_path: Path, store: MemoryStore) -> None:
+    manifest = write(tmp_path / "out", store)
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps({**manifest, "schema_version": 1}))
+    write(tmp_path / "out", store)
+    assert validator().is_valid(manifest_of(tmp_path / "out"))
+
+
+def test_a_place_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file"):
+        check_target(tmp_path / "file" / "out", "net")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_target(tmp_path / "deep" / "out", "net")
 
 
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path: Path, store: MemoryStore) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cli.exit_codes import exit_code_of, exit_code_of_job
 from cli.main import run
-from cli.options.parse import arch_of, archs_of, check_output_folder, input_shapes_of
+from cli.options.parse import arch_of, archs_of, input_shapes_of
 from codegen.errors import ArchError, CheckpointError, DeviceError, EmulationError, TilingError, ToolchainError
 from farm import errors
 from farm.config.settings import load_settings
@@ -199,20 +199,6 @@ def test_an_input_shape_has_a_name_that_may_hold_colons() -> None:
 def test_invalid_input_shapes_are_usage_errors(value: str) -> None:
     with pytest.raises(UsageError, match="such as input:1,3,224,224"):
         input_shapes_of([value])
-
-
-def test_an_output_folder_with_foreign_files_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    check_output_folder(None)
-    check_output_folder(tmp_path / "new")
-    (tmp_path / "bundle").mkdir()
-    check_output_folder(tmp_path / "bundle")
-    (tmp_path / "bundle" / "holiday.jpg").touch()
-    with pytest.raises(UsageError, match=r"holiday\.jpg"):
-        check_output_folder(tmp_path / "bundle")
-    with pytest.raises(UsageError, match="is a file"):
-        check_output_folder(tmp_path / "bundle" / "holiday.jpg")
-    (tmp_path / "bundle" / "manifest.json").touch()
-    check_output_folder(tmp_path / "bundle")
 
 
 def test_config_show_has_units_origins_and_the_tools(
