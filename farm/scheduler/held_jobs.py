@@ -279,6 +279,7 @@ class HeldJobs:
         else:
             skeleton_seconds = 0.0 if hit else result.skeleton_seconds
             facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas}
+            del facts["sampled"]  # stands in the log and in the store's record only
             build_result = replace(known, **facts, skeleton_seconds=skeleton_seconds)
             level = f", at -O{known.optimisation}" if result.instead_of else ""
             how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, {made.assembled}"

@@ -45,7 +45,7 @@ from farm.worker.messages import (
     TemplateResult,
     failed,
 )
-from farm.worker.patch import PatchBuilds
+from farm.worker.patch import PatchBuilds, difference, is_sampled
 
 _REFUSAL = re.compile(r"^ptxas (error\s*:|[^,]*, line \d+;)", re.MULTILINE)
 """An error of ptxas about the PTX, not about its surroundings: only such failures are stored."""
@@ -63,6 +63,17 @@ class RewrittenKernel:
     digest: str
     """Digest of its PTX."""
     seconds: float
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """A cubin, its assembler, and the reason if it fell back to ptxas."""
+
+    cubin: Cubin
+    assembler: Assembler
+    fallback: str = ""
+    sampled: bool = False
+    """Whether a value patch was compared with ptxas's cubin."""
 
 
 class Worker:
@@ -154,7 +165,7 @@ class Worker:
         )
         kernel = rewritten.kernel
         try:
-            cubin, assembler, fallback = self._machine_code(request, kernel.ptx)
+            code = self._machine_code(request, kernel.ptx)
         except PartsNeededError as error:
             self._put_record(CUBIN_STAGE, request.key, {"in_parts": str(error)})
             return CubinResult(request.key, Failure(Fault.PARTS, str(error)))
@@ -164,6 +175,7 @@ class Worker:
                 refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
                 self._put_record(CUBIN_STAGE, request.key, refusal)
             raise
+        cubin = code.cubin
         facts = CubinFacts(
             cubin=self._store.put(cubin.data),
             cubin_bytes=len(cubin.data),
@@ -175,8 +187,9 @@ class Worker:
             rewrite_seconds=rewritten.seconds,
             ptxas_seconds=cubin.seconds,
             launch=kernel.launch,
-            assembler=assembler,
-            fallback=fallback,
+            assembler=code.assembler,
+            fallback=code.fallback,
+            sampled=code.sampled,
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
         seconds = self._direct.take_made_seconds()
@@ -186,19 +199,31 @@ class Worker:
         warnings, self._warnings = self._warnings, []
         return "; ".join(warnings)
 
-    def _machine_code(self, request: CubinRequest, ptx: bytes) -> tuple[Cubin, Assembler, str]:
-        """The cubin, its assembler, and the reason if it fell back to ptxas."""
+    def _machine_code(self, request: CubinRequest, ptx: bytes) -> MachineCode:
         limits, fallback = self._limits_of(request), ""
         if request.assembler != "ptxas":
             template, weights = self._inputs(request)
             maker = self._direct if request.assembler == "direct" else self._patches
             try:
-                return maker.assemble(request, template, weights, limits), request.assembler, ""
+                code = MachineCode(maker.assemble(request, template, weights, limits), request.assembler)
             except MachineCodeError as error:
                 if request.whole:
                     raise PartsNeededError(str(error)) from error
                 fallback = str(error)
-        return assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback
+            else:
+                sampled = request.assembler == "patch" and is_sampled(request.weights)
+                return self._compared(request, ptx, code.cubin) if sampled else code
+        return MachineCode(assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback)
+
+    def _compared(self, request: CubinRequest, ptx: bytes, patched: Cubin) -> MachineCode:
+        """The patched cubin if ptxas makes the same; otherwise ptxas's, with a warning."""
+        made = assemble(ptx, request.arch, self._toolchain, request.options, self._limits_of(request))
+        wrong = difference(patched, made)
+        if not wrong:
+            return MachineCode(patched, "patch", sampled=True)
+        self._patches.refuse(request, *self._inputs(request), wrong)
+        self._warnings.append(wrong)
+        return MachineCode(made, "ptxas", wrong, sampled=True)
 
     def _limits_of(self, request: Request) -> ToolLimits:
         return replace(self._limits, memory_bytes=request.memory_limit_bytes or self._limits.memory_bytes)

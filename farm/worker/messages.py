@@ -181,11 +181,14 @@ class CubinFacts:
     """Assembler that made the machine code; `ptxas_seconds` is its time."""
     fallback: str = ""
     """Why it fell back to ptxas; empty if it did not."""
+    sampled: bool = False
+    """Whether a value patch was compared with ptxas's cubin."""
 
     @property
     def assembled(self) -> str:
-        """Log text: assembler, its time, and the reason of a fallback."""
-        why = f" ({self.fallback})" if self.fallback else ""
+        """Log text: assembler, its time, and the reason of a fallback or that a value patch equals ptxas's cubin."""
+        reason = self.fallback or ("equal to ptxas's cubin" if self.sampled else "")
+        why = f" ({reason})" if reason else ""
         return f"{ASSEMBLED[self.assembler]} {self.ptxas_seconds:.2f} s{why}"
 
     def to_json(self) -> dict[str, Any]:
@@ -208,6 +211,7 @@ class CubinFacts:
             launch=Launch.from_json(record["launch"]),
             assembler=assembler_named(record.get("assembler")),
             fallback=str(record.get("fallback", "")),
+            sampled=record.get("sampled") is True,
         )
 
 

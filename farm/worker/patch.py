@@ -1,13 +1,19 @@
-"""Cubins by value patch: the patch template of a mask, from the store or by ptxas, with the weights written in."""
+"""Cubins by value patch: the patch template of a mask, from the store or by ptxas, with the weights written in.
+
+A sample of layers is assembled by ptxas too and compared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
 from codegen.keys import patch_template_key
 from codegen.ptx.template import Template
+from codegen.sass.cubin import CubinFile
 from codegen.sass.value_patch import PatchTemplate, apply, check_values, make_patch_template, mask_digest
 from codegen.toolchain.ptxas import Cubin
 from codegen.toolchain.tools import Toolchain, ToolLimits
@@ -16,6 +22,8 @@ from farm.worker.cache_lookup import RefusableStage
 from farm.worker.messages import CubinRequest
 
 PATCH_STAGE = "patch"
+SAMPLED_ONE_IN = 32
+"""One of this many layers is compared with ptxas's."""
 
 
 class PatchBuilds:
@@ -31,11 +39,18 @@ class PatchBuilds:
         """Patch a cubin. Raises MachineCodeError, with the reason, if ptxas must do it, and ToolError."""
         check_values(template, weights, request.part)
         mask = mask_digest(template.spec, weights)
-        key = patch_template_key(
-            request.template.key, mask, request.part, request.arch, request.options, self._toolchain.ptxas_version
-        ).digest
+        key = self._key(request, mask)
         cubin = self._found(key, request.arch) or self._made(key, request, template, weights, limits)
         return apply(PatchTemplate(cubin, mask), template, weights, request.part)
+
+    def refuse(self, request: CubinRequest, template: Template, weights: Weights, reason: str) -> None:
+        """Leave all cubins of the weights' mask to ptxas from now on."""
+        self._stage.refuse(self._key(request, mask_digest(template.spec, weights)), reason)
+
+    def _key(self, request: CubinRequest, mask: str) -> str:
+        return patch_template_key(
+            request.template.key, mask, request.part, request.arch, request.options, self._toolchain.ptxas_version
+        ).digest
 
     def _found(self, key: str, arch: str) -> Cubin | None:
         found = self._stage.find(key)
@@ -57,3 +72,22 @@ class PatchBuilds:
             key, cubin.data, registers=cubin.registers, spill_bytes=cubin.spill_bytes, seconds=cubin.seconds
         )
         return cubin
+
+
+def is_sampled(weights: str) -> bool:
+    """Whether the layer with this digest of weights is compared with ptxas's: the same layers on every machine."""
+    return int(weights, 16) % SAMPLED_ONE_IN == 0
+
+
+def difference(patched: Cubin, made: Cubin) -> str:
+    """How a patched cubin differs from ptxas's, in words; empty if they are equal."""
+    if patched.data == made.data:
+        return ""
+    ours, theirs = (CubinFile.read(each.data).words for each in (patched, made))
+    if len(ours) != len(theirs):
+        where = f"{len(ours)} words instead of {len(theirs)}"
+    elif (wrong := np.flatnonzero((ours != theirs).any(axis=1))).size:
+        where = f"{len(wrong)} of {len(ours)} words, from word {wrong[0]} on"
+    else:
+        where = "outside the code"
+    return f"the value patch differs from ptxas ({where}): ptxas's cubin is used, now and for this mask"

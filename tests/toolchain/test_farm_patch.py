@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,13 @@ import pytest
 
 from cli.main import run
 from codegen.ir.checkpoint import Layer, Weights
+from codegen.sass.cubin import CubinFile
 from farm.api import Farm
 from farm.config.settings import Settings
 from farm.jobs.model import BuildOptions, Status
+from farm.store.contract import blob_digest
+from farm.store.disk import DiskStore
+from farm.worker.patch import is_sampled
 from tests.bundle_samples import manifest_of, validator
 from tests.samples import SMALLER, checkpoint, layer
 from tests.toolchain.tools import Tools
@@ -40,6 +46,15 @@ def refit(one: Layer, seed: int) -> Layer:
     return replace(one, weights=Weights(kernel, bias))
 
 
+def sampled(one: Layer, *, wanted: bool = True) -> Layer:
+    """The layer with the first values that are, or are not, compared with ptxas's cubin."""
+    for seed in count(1):  # the layer itself was drawn with 0
+        refitted = refit(one, seed)
+        if is_sampled(blob_digest(refitted.weights.to_bytes())) is wanted:
+            return refitted
+    raise AssertionError("count() does not end")
+
+
 def digests(farm: Farm, job: str) -> list[tuple[str, str, str | None]]:
     found = farm.inspect(job)
     names = {build.id: build.layer for build in found.builds}
@@ -52,7 +67,7 @@ def test_a_checkpoint_of_a_known_mask_needs_no_ptxas_and_has_the_very_cubins_tha
     [first] = farm.compile([checkpoint(*LAYERS)], PATCH)
     assert first.status is Status.SUCCEEDED, first.reason
     assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 4
-    net = checkpoint(*(refit(one, seed) for seed, one in enumerate(LAYERS)))
+    net = checkpoint(*(sampled(one, wanted=False) for one in LAYERS))
     [patched] = farm.compile([net], PATCH)
     assert patched.status is Status.SUCCEEDED, patched.reason
     assert tools.calls() == []
@@ -74,7 +89,7 @@ def test_a_lost_patch_template_is_made_again(farm: Farm, tools: Tools, tmp_path:
     for record in (tmp_path / "store" / "v1" / "ac" / "patch").rglob("*.json"):
         record.unlink()
     tools.calls()
-    [job] = farm.compile([checkpoint(*(refit(one, 3) for one in LAYERS))], PATCH)
+    [job] = farm.compile([checkpoint(*(sampled(one, wanted=False) for one in LAYERS))], PATCH)
     assert job.status is Status.SUCCEEDED, job.reason
     assert tools.calls() == ["ptxas"] * 4
 
@@ -90,6 +105,45 @@ def test_values_that_ptxas_has_other_code_for_are_left_to_it_and_the_job_says_wh
     shown = " ".join(capsys.readouterr().out.split())
     assert "2 of 4 cubins made by value patches" in shown
     assert "2 by ptxas: float16 weight of 1.0" in shown
+
+
+def test_a_sampled_layer_is_assembled_by_ptxas_too_and_log_and_record_say_so(
+    farm: Farm, tools: Tools, tmp_path: Path
+) -> None:
+    farm.compile([checkpoint(*LAYERS)], PATCH)
+    tools.calls()
+    [job] = farm.compile([checkpoint(sampled(LAYERS[0]), sampled(LAYERS[1], wanted=False))], PATCH)
+    assert job.status is Status.SUCCEEDED, job.reason
+    assert tools.calls() == ["ptxas"] * 2
+    assert [each.text.count("equal to ptxas's cubin") for each in farm.logs(job.id)].count(1) == 2
+    records = [json.loads(each.read_text()) for each in (tmp_path / "store" / "v1" / "ac" / "cubin").rglob("*.json")]
+    assert [(each["assembler"], each["sampled"]) for each in records if each["sampled"]] == [("patch", True)] * 2
+
+
+def test_a_patch_template_that_a_sample_shows_to_be_wrong_is_replaced_by_ptxas_for_its_whole_mask(
+    farm: Farm, tools: Tools, tmp_path: Path
+) -> None:
+    one, patch = LAYERS[0], replace(PATCH, archs=("sm_90",))
+    farm.compile([checkpoint(one)], patch)
+    [path] = (tmp_path / "store" / "v1" / "ac" / "patch").rglob("*.json")
+    record, store = json.loads(path.read_text()), DiskStore(tmp_path / "store")
+    cubin = CubinFile.read(store.get(record["cubin"]) or b"")
+    words = cubin.words
+    words[7, 1] ^= np.uint64(1 << 41)  # its stall count
+    path.write_text(json.dumps({**record, "cubin": store.put(cubin.with_words(words))}))
+
+    [unseen] = farm.compile([checkpoint(sampled(one, wanted=False))], patch)
+    assert [each.assembler for each in farm.inspect(unseen.id).results] == ["patch"]
+    wrong = sampled(one)
+    [found] = farm.compile([checkpoint(wrong)], patch)
+    assert found.status is Status.SUCCEEDED, found.reason
+    [warning] = [each.text for each in farm.logs(found.id) if each.level == "warning"]
+    assert re.search(r"differs from ptxas \(1 of \d+ words, from word 7 on\)", warning)
+    [by_ptxas] = farm.compile([checkpoint(wrong)], replace(patch, assembler="ptxas"))
+    assert digests(farm, found.id) == digests(farm, by_ptxas.id)
+    tools.calls()
+    [later] = farm.compile([checkpoint(refit(one, 1000))], patch)
+    assert [each.assembler for each in farm.inspect(later.id).results] == ["ptxas"]
 
 
 def test_bundle_inspect_and_store_say_who_made_the_code(
