@@ -83,7 +83,9 @@ static void splice(buffer *text, range old, const char *bytes, size_t count) {
     free(copy);
 }
 
-static void copy_to(buffer *text, range from, range to) { splice(text, to, text->data + from.begin, from.end - from.begin); }
+static void copy_to(buffer *text, range from, range to) {
+    splice(text, to, text->data + from.begin, from.end - from.begin);
+}
 
 static range at(size_t place) { return (range){place, place}; }
 
@@ -202,8 +204,10 @@ static range elf_entry(const buffer *text) {
     count = (size_t)little(text, places[kind][1], 2);
     if (!count) return (range){0, 64};
     table += drawn(count) * places[kind][2];
-    if (kind == 0 && little(text, table + 4, 4) == 2 && drawn(2)) /* in the table of symbols */
-        return (range){(size_t)little(text, table + 24, 8), (size_t)(little(text, table + 24, 8) + little(text, table + 32, 8))};
+    if (kind == 0 && little(text, table + 4, 4) == 2 && drawn(2)) { /* in the table of symbols */
+        size_t symbols = (size_t)little(text, table + 24, 8);
+        return (range){symbols, symbols + (size_t)little(text, table + 32, 8)};
+    }
     return (range){table, table + places[kind][2]};
 }
 

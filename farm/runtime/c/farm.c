@@ -378,7 +378,8 @@ static int limit_images(farm_bundle *bundle) {
         launches += each->layer >= 0 ? bundle->first[each->layer + 1] - bundle->first[each->layer] : 1;
     }
     if (launches > MOST_LAUNCHES)
-        return farm_fail("its network has %lld launches, more than %d. Fetch the bundle again", (long long)launches, MOST_LAUNCHES);
+        return farm_fail(
+            "its network has %lld launches, more than %d. Fetch the bundle again", (long long)launches, MOST_LAUNCHES);
     bundle->most_images = pass_images(most);
     return 0;
 }
