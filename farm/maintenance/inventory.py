@@ -89,6 +89,7 @@ class AgedRecord:
     """Whether jobs refer to its key or a blob of it."""
 
 
+# Each script ends with the begin of a transaction: without one, each statement's commit walks all cached pages.
 _TABLES = """
 CREATE TABLE records (id INTEGER PRIMARY KEY, stage TEXT, key BLOB, size INT, age REAL, namespace TEXT, unsigned INT);
 CREATE TABLE refs (record INT, digest BLOB, PRIMARY KEY (record, digest)) WITHOUT ROWID;
@@ -96,6 +97,7 @@ CREATE TABLE blobs (digest BLOB PRIMARY KEY, size INT, age REAL) WITHOUT ROWID;
 CREATE TABLE needed (name BLOB, kind TEXT, PRIMARY KEY (name, kind)) WITHOUT ROWID;
 CREATE TABLE garbage_records (id INTEGER PRIMARY KEY);
 CREATE TABLE garbage_blobs (digest BLOB PRIMARY KEY, rebuilt INT) WITHOUT ROWID;
+BEGIN;
 """
 # A blob is as old as its last use, and a record no older than its youngest blob.
 _VIEWS = """
@@ -115,6 +117,7 @@ CREATE VIEW items AS
     SELECT CASE WHEN EXISTS (SELECT 1 FROM needed n WHERE n.name = b.digest AND n.kind = 'weights')
         THEN 'weights' ELSE 'other' END, b.digest, b.size, b.age,
         EXISTS (SELECT 1 FROM needed n WHERE n.name = b.digest AND n.kind != 'key'), NULL FROM free b;
+BEGIN;
 """
 
 
