@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         ctypes.c_char_p,
     ),
     "cuFuncSetAttribute": (_POINTER, ctypes.c_int, ctypes.c_int),
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": (_INTEGER, _POINTER, ctypes.c_int, ctypes.c_size_t),
     "cuLaunchKernel": (_POINTER, *[_UNSIGNED] * 7, _POINTER, _POINTER, _POINTER),
     "cuLaunchKernelEx": (_POINTER, _POINTER, _POINTER, _POINTER),
     "cuInit": (_UNSIGNED,),

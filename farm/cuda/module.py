@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from codegen.errors import DeviceError
@@ -73,6 +74,19 @@ def allow_shared(function: ctypes.c_void_p, shared_bytes: int) -> None:
     """Allow a kernel's blocks a size of dynamic shared memory. Raises DeviceError."""
     if shared_bytes > GIVEN_SHARED_BYTES:
         call("cuFuncSetAttribute", function, _MOST_SHARED, shared_bytes)
+
+
+def check_resident(
+    function: ctypes.c_void_p, grid: Sequence[int], threads: int, shared_bytes: int, multiprocessors: int
+) -> None:
+    """Raises DeviceError unless all blocks of a grid run at once: blocks may wait forever for one that never starts."""
+    occupancy, blocks = ctypes.c_int(), prod(grid)
+    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(occupancy), function, threads, shared_bytes)
+    if blocks > (fit := multiprocessors * occupancy.value):
+        raise DeviceError(
+            f"{blocks} blocks wait for each other and {fit} run at once on this GPU's {multiprocessors} "
+            "multiprocessors: use a larger GPU"
+        )
 
 
 def launch(

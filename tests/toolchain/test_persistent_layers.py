@@ -159,6 +159,16 @@ def test_ptxas_cannot_merge_equal_outputs() -> None:
     assert len({int(mask) ^ int(bias) for mask, bias in firsts}) == 16
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+def test_ptxas_accepts_the_kernel_for_other_architectures(layers: list[Weights], arch: str) -> None:
+    assert (
+        assemble(
+            persistent_kernel(SPEC, layers, 0, PersistentLayout(16, 64, 4, 2), arch), arch, find_toolchain()
+        ).spill_bytes
+        == 0
+    )
+
+
 def test_the_parts_of_a_block_have_barriers_and_tiles_of_their_own(layers: list[Weights]) -> None:
     ptx = persistent_kernel(SPEC, layers, 0, PersistentLayout(16, 64, 4, 2), ARCH)
     made = assemble(ptx, ARCH, find_toolchain())

@@ -118,6 +118,11 @@ def test_an_even_number_of_batches_leaves_the_initial_tag(layers: list[Weights])
     assert [ONE_GROUP.batch_count(columns) for columns in (1, 128, 256, 257, 60_000)] == [2, 2, 2, 4, 470]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
+def test_ptxas_accepts_the_kernel_for_other_architectures(layers: list[Weights], arch: str) -> None:
+    assert assemble(pipelined_kernel(SPEC, layers, TWO_GROUPS, arch), arch, find_toolchain()).spill_bytes == 0
+
+
 def test_ptxas_does_not_unroll_the_turns(layers: list[Weights]) -> None:
     ptx = pipelined_kernel(SPEC, layers, TWO_GROUPS, ARCH)
     assert ptx == pipelined_kernel(SPEC, layers, PipelinedLayout(16, 32, 2, 2), ARCH)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import farm
+from codegen.errors import DeviceError
 from farm.cuda import driver
-from farm.cuda.module import launch
+from farm.cuda.module import check_resident, launch
 
 
 def test_every_function_that_is_called_has_a_signature() -> None:
@@ -59,3 +60,22 @@ def test_a_launch_passes_grid_block_shared_memory_and_arguments(
     assert (how.attributes[0].id, how.attributes[0].value[0]) == (6, 1)
     assert ctypes.sizeof(how) == 56
     assert ctypes.sizeof(how.attributes[0]) == 72
+
+
+def test_a_grid_whose_blocks_wait_for_each_other_is_refused_unless_all_run_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Library:
+        @staticmethod
+        def cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            blocks: Any, function: ctypes.c_void_p, threads: int, shared_bytes: int
+        ) -> int:
+            blocks._obj.value = 2 if threads * shared_bytes <= 512 * 1024 else 0
+            return 0
+
+    monkeypatch.setattr(driver, "function", lambda name: getattr(Library, name))
+    kernel = ctypes.c_void_p(7)
+    check_resident(kernel, (4, 1, 66), 512, 1024, 132)
+    for grid, shared_bytes, fit in (((4, 1, 67), 1024, 264), ((1, 1, 1), 2048, 0)):
+        with pytest.raises(DeviceError, match=f"blocks wait for each other and {fit} run at once .* 132 multi"):
+            check_resident(kernel, grid, 512, shared_bytes, 132)

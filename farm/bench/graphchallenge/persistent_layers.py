@@ -220,7 +220,7 @@ def _head(spec: Conv2d, layout: PersistentLayout, arch: str) -> str:
     parameters = ",\n".join(f".param .{kind} {KERNEL}_{name}" for name, kind in ARGUMENTS.items())
     polling = WARP if layout.threads > WARP else 0  # another warp than the one that counts, which waits for its stores
     return f"""\
-.version 8.0
+.version 9.0
 .target {arch}
 .address_size 64
 .visible .entry {KERNEL}(

@@ -267,7 +267,7 @@ def _next_batch(block: int, groups: int, layout: PipelinedLayout) -> str:
 def _head(spec: Conv2d, layout: PipelinedLayout, arch: str) -> str:
     image = 4 * spec.channels * spec.width
     return f"""\
-.version 8.0
+.version 9.0
 .target {arch}
 .address_size 64
 .extern .shared .align 16 .b8 held[];

@@ -21,7 +21,6 @@ from codegen.ir.checkpoint import Checkpoint, FloatArray
 from codegen.ir.launch import Launch
 from farm.bench.graphchallenge import pipelined_batches
 from farm.bench.graphchallenge.network import (
-    MULTIPROCESSORS,
     ChallengeNetwork,
     IndexTable,
     LaunchPlan,
@@ -33,7 +32,7 @@ from farm.bench.graphchallenge.persistent_layers import DONE_BYTES, KERNEL, Pers
 from farm.bench.graphchallenge.pipelined_batches import COUNTER_BYTES, PipelinedLayout
 from farm.bench.graphchallenge.torch_reference import reference_of
 from farm.cuda.graph import cool_down, replays_within
-from farm.cuda.module import Module, allow_shared, launch
+from farm.cuda.module import Module, allow_shared, check_resident, launch
 from farm.errors import UsageError
 
 THREADS, NEURONS_OF_BLOCK, LISTERS, LISTED = 256, 32, 1024, 4
@@ -71,10 +70,13 @@ class PipelinedLayers:
     """The first layers of a network as one kernel on pipelined batches."""
 
     def __init__(self, cubin: bytes, layout: PipelinedLayout, layers: int, given: torch.Tensor, rows: int) -> None:
-        """`given` is the input, [tiles, neurons, width], which is copied into whole batches. Raises DeviceError."""
+        """`given` is the input, [tiles, neurons, width], which is copied into whole batches.
+
+        Raises DeviceError, also unless all blocks fit the GPU at once.
+        """
         tiles, neurons, width = given.shape
         self.layers = layers
-        self._layout, self._rows, self._groups = layout, rows, neurons // layout.group
+        self._layout, self._rows = layout, rows
         self._count = layout.batch_count(rows)
         self.input = torch.zeros((self._count * layout.columns // width, neurons, width), device="cuda")
         self.input[:tiles] = given
@@ -82,6 +84,8 @@ class PipelinedLayers:
         self._counters = torch.zeros(layout.counters * COUNTER_BYTES // 4, dtype=torch.int32, device="cuda")
         self._function = Module(cubin).function(pipelined_batches.KERNEL)
         allow_shared(self._function, layout.shared_bytes)
+        self._grid = (layout.group_blocks, 1, neurons // layout.group)
+        check_resident(self._function, self._grid, layout.threads, layout.shared_bytes, _multiprocessors())
         torch.cuda.synchronize()  # zeros written late by another stream would make the kernel wait forever
 
     def enqueue(self, output: torch.Tensor, marks: torch.Tensor, stream: int) -> None:
@@ -91,8 +95,11 @@ class PipelinedLayers:
         pointers = (self.input, output, self._between, marks, self._counters)
         numbers = (self._rows, layout.turns, self._count)
         arguments = [*map(pointer, pointers), *map(ctypes.c_int32, numbers)]
-        grid = (layout.group_blocks, 1, self._groups)
-        launch(self._function, grid, (layout.threads, 1, 1), layout.shared_bytes, arguments, stream)
+        launch(self._function, self._grid, (layout.threads, 1, 1), layout.shared_bytes, arguments, stream)
+
+
+def _multiprocessors() -> int:
+    return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
 def pointer(tensor: torch.Tensor | None) -> Any:
@@ -343,10 +350,11 @@ class ChallengeGpu:
         pipelined: PipelinedLayers | None = None,
         uncompacted: int = 1,
     ) -> VariantRun:
-        """Runs a persistent kernel, whose blocks must all be resident; uses `own` and `pipelined` if given."""
-        found = torch.cuda.get_device_properties().multi_processor_count
-        if found < MULTIPROCESSORS:
-            raise UsageError(f"persistent layers need {MULTIPROCESSORS} multiprocessors: this GPU has {found}")
+        """Runs a persistent kernel; uses `own` and `pipelined` if given.
+
+        Raises DeviceError unless all blocks fit the GPU at once.
+        """
+        check_resident(function, grid, threads, shared_bytes, _multiprocessors())
         done = torch.zeros(tiles * DONE_BYTES // 4, dtype=torch.int32, device="cuda")
 
         def run(
