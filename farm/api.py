@@ -54,6 +54,7 @@ from farm.scheduler.plan import assembler_of, plan
 from farm.scheduler.progress import Progress
 from farm.signing import MAKE_KEY, Keyring, read_keyring
 from farm.store import open_store
+from farm.store.background import BackgroundPuts, BlobWriter
 from farm.store.contract import Store
 from farm.store.signed import SignedStore
 from farm.tuning.book import NO_RECORDS, TuningBook
@@ -126,7 +127,8 @@ class Farm:
         An unfinished job with equal name and input is reused. Raises ArchError and UsageError before any job is
         submitted.
         """
-        jobs = self._new_jobs(checkpoints, options, name, self._store, self.toolchain, self._rankings)
+        with BackgroundPuts(self._store) as writer:
+            jobs = self._new_jobs(checkpoints, options, name, writer, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
         sparsities = sparsity_warnings(build for job in jobs for build in job.builds)
@@ -203,7 +205,7 @@ class Farm:
         checkpoints: Sequence[Checkpoint],
         options: BuildOptions,
         name: str | None,
-        store: Store | None,
+        store: BlobWriter | None,
         toolchain: Toolchain,
         rankings: KeptRankings,
     ) -> list[NewJob]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +17,12 @@ from codegen.selection.choose import choose_parts
 from codegen.selection.code_size import fits_one_cubin
 from farm.errors import UsageError
 from farm.jobs.model import Build, BuildOptions, Job, NewJob, TilingChoice
-from farm.store.contract import Store
+from farm.store.background import BlobWriter
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.pools import pooled_where_faster
 
 IsDirect = Callable[[LayerSpec, Tiling, str], bool]
 """Whether a layer is assembled directly for an architecture."""
-PUTS_AT_ONCE = 8
-"""Weights written to the store concurrently while tilings are chosen, since a disk or a bucket is slow."""
 DENSE_BELOW = 0.5
 """Sparsity below which dense kernels are faster."""
 NAMED = 4
@@ -54,7 +51,7 @@ def new_job(
     *,
     namespace: str,
     name: str,
-    store: Store | None,
+    store: BlobWriter | None,
     book: TuningBook = NO_RECORDS,
     is_direct: IsDirect = lambda *_: False,
 ) -> NewJob:
@@ -68,22 +65,16 @@ def new_job(
     skipped = list(checkpoint.skipped)
     kept: list[tuple[Layer, _Division]] = []
     divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
-    pool = ThreadPoolExecutor(PUTS_AT_ONCE)
-    try:
-        layers = [pooled_where_faster(layer, book, options) for layer in checkpoint.layers]
-        for layer in layers:
-            key = (layer.spec, layer.weights, layer.likely_rows)
-            try:
-                if key not in divided:  # hundreds of layers may share their weights
-                    divided[key] = _divided(layer, options, store, pool, book, is_direct)
-                kept.append((layer, divided[key]))
-            except TilingError as error:
-                skipped.append(_skipped(layer, str(error)))
-        builds = [
-            build for position, (layer, each) in enumerate(kept) for build in _builds(job_id, position, layer, each)
-        ]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    layers = [pooled_where_faster(layer, book, options) for layer in checkpoint.layers]
+    for layer in layers:
+        key = (layer.spec, layer.weights, layer.likely_rows)
+        try:
+            if key not in divided:  # hundreds of layers may share their weights
+                divided[key] = _divided(layer, options, store, book, is_direct)
+            kept.append((layer, divided[key]))
+        except TilingError as error:
+            skipped.append(_skipped(layer, str(error)))
+    builds = [build for position, (layer, each) in enumerate(kept) for build in _builds(job_id, position, layer, each)]
     _check(checkpoint, options, builds, skipped)
     network = None
     if checkpoint.residual_graph is not None and store is not None:
@@ -114,8 +105,8 @@ def new_job(
 class _Division:
     """Properties shared by layers with the same weights."""
 
-    weights: Future[str]
-    """The weights' digest, once they are in the store."""
+    weights: str
+    """The weights' digest."""
     nonzeros: int
     tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
     """For each tiling, mostly one for all architectures: its parts, the architectures for which the layer is whole, and
@@ -125,12 +116,11 @@ class _Division:
 def _divided(
     layer: Layer,
     options: BuildOptions,
-    store: Store | None,
-    pool: Executor,
+    store: BlobWriter | None,
     book: TuningBook,
     is_direct: IsDirect,
 ) -> _Division:
-    """Chooses the tilings, and stores the weights in the pool. Raises TilingError."""
+    """Chooses the tilings, and stores the weights if there is a store. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_output
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
@@ -142,13 +132,8 @@ def _divided(
         whole = tuple(each.arch for each in choices if cut and is_direct(layer.spec, tiling, each.arch))
         told = len(by_tiling) > 1 or any(each.gpu or each.note for each in choices)
         tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
-    weights = pool.submit(_stored, layer.weights, store)
+    weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
     return _Division(weights, layer.weights.nonzeros, tuple(tilings))
-
-
-def _stored(weights: Weights, store: Store | None) -> str:
-    """Stores the weights, if there is a store, and returns their digest."""
-    return weights.digest if store is None else store.put(weights.to_bytes())
 
 
 def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:
@@ -163,7 +148,7 @@ def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[
             output=layer.output,
             spec=layer.spec,
             tiling=tiling,
-            weights=division.weights.result(),
+            weights=division.weights,
             nonzeros=division.nonzeros,
             parts=parts,
             residual=layer.residual,

@@ -18,6 +18,7 @@ from codegen.sass.qualification import CHOICES, AssemblerChoice, unsupported_rea
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
 from farm.jobs.submission import new_job, sparsity_warnings
+from farm.store.background import BackgroundPuts
 from farm.store.memory import MemoryStore
 from tests.samples import SMALL, SMALLER, checkpoint, layer
 
@@ -67,7 +68,8 @@ def test_weights_are_on_their_way_to_the_store_while_tilings_are_chosen(monkeypa
 
     monkeypatch.setattr("farm.tuning.book.choose_tiling", choose)
     net, store = checkpoint(layer("conv1"), layer("conv2", seed=1)), SlowStore()
-    job = new_job(net, OPTIONS, namespace="test", name="net", store=store)
+    with BackgroundPuts(store) as writer:
+        job = new_job(net, OPTIONS, namespace="test", name="net", store=writer)
     assert [store.get(build.weights) for build in job.builds] == [each.weights.to_bytes() for each in net.layers]
 
 
