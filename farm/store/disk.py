@@ -8,7 +8,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from farm.errors import StoreError
 from farm.store.contract import (
@@ -78,19 +80,17 @@ class DiskStore:
     def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
         """All blobs whose digests have that prefix, damaged ones too."""
         check_prefix(prefix)
-        now = time.time()
         for path, size_bytes, modified in self._files(self._root / "v1" / "cas", prefix):
             if is_name("blob", path.name):
-                yield StoredBlob(path.name, size_bytes, now - modified)
+                yield StoredBlob(path.name, size_bytes, self._now() - modified)
 
     def records(self, prefix: str = "") -> Iterator[StoredRecord]:
         """All action records, of all stages, whose keys have that prefix."""
         check_prefix(prefix)
-        now = time.time()
         for stage in _entries(self._root / "v1" / "ac"):
             for path, size_bytes, modified in self._files(stage, prefix):
                 if path.suffix == ".json" and is_name(stage.name, path.stem):
-                    yield StoredRecord(stage.name, path.stem, size_bytes, now - modified)
+                    yield StoredRecord(stage.name, path.stem, size_bytes, self._now() - modified)
 
     def is_damaged(self, digest: str) -> bool:
         """Whether the blob exists and its bytes do not match its digest."""
@@ -99,10 +99,7 @@ class DiskStore:
 
     def remove_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
         """Removes the blobs that were neither written nor read within that time, and returns them."""
-
-        def is_old(path: Path) -> bool:
-            return _age_seconds(path) >= unused_seconds
-
+        is_old = self._at_least(unused_seconds)
         return frozenset(digest for digest in digests if self._remove(self._blob(digest), is_old))
 
     def trash_blobs(self, digests: Sequence[str], unused_seconds: float) -> frozenset[str]:
@@ -114,7 +111,9 @@ class DiskStore:
         self._check_removal()
         freed_bytes = 0
         for path, size_bytes, _ in self._files(self._root / "v1" / "trash", ""):
-            if is_name("blob", path.name) and self._remove(path, lambda path: _age_seconds(path) >= trashed_seconds):
+            if is_name("blob", path.name) and self._remove(
+                path, lambda path: self._age_seconds(path) >= trashed_seconds
+            ):
                 freed_bytes += size_bytes
         return freed_bytes
 
@@ -132,15 +131,32 @@ class DiskStore:
         freed_bytes = 0
         for folder in (self._root / "v1" / "cas", self._root / "v1" / "trash", *_entries(self._root / "v1" / "ac")):
             for path, size_bytes, _ in self._files(folder, ""):
-                if path.name.startswith((_NEW, _GONE)) and self._remove(
-                    path, lambda path: _age_seconds(path) >= unused_seconds
-                ):
+                if path.name.startswith((_NEW, _GONE)) and self._remove(path, self._at_least(unused_seconds)):
                     freed_bytes += size_bytes
         return freed_bytes
 
     def describe(self) -> str:
         """The store's location, for messages."""
         return f"folder {self._root}"
+
+    def _now(self) -> float:
+        return time.time() - self._clock_ahead_seconds
+
+    def _age_seconds(self, path: Path) -> float:
+        return self._now() - path.stat().st_mtime
+
+    def _at_least(self, seconds: float) -> Callable[[Path], bool]:
+        return lambda path: self._age_seconds(path) >= seconds
+
+    @cached_property
+    def _clock_ahead_seconds(self) -> float:
+        """How far this machine's clock is ahead of the folder's, which another machine may serve; to the second."""
+        try:
+            here = time.time()
+            with TemporaryFile(dir=self._root / "v1") as probe:
+                return float(round(here - os.fstat(probe.fileno()).st_mtime))
+        except OSError:
+            return 0.0  # a folder that this process may not write, and so removes nothing from
 
     def _blob(self, digest: str) -> Path:
         check_name("blob", digest)
@@ -172,11 +188,11 @@ class DiskStore:
         self._check_removal()
         path, trashed = self._blob(digest), self._trashed(digest)
         try:
-            if _age_seconds(path) < unused_seconds:
+            if self._age_seconds(path) < unused_seconds:
                 return False
             trashed.parent.mkdir(parents=True, exist_ok=True)
             path.replace(trashed)
-            if _age_seconds(trashed) >= unused_seconds:
+            if self._age_seconds(trashed) >= unused_seconds:
                 os.utime(trashed)
                 return True
             trashed.replace(path)
@@ -219,7 +235,7 @@ class DiskStore:
         if self._read_only:
             return True
         try:
-            if _age_seconds(path) > FRESH_SECONDS:
+            if self._age_seconds(path) > FRESH_SECONDS:
                 os.utime(path)
         except FileNotFoundError:
             return False
@@ -288,7 +304,3 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _age_seconds(path: Path) -> float:
-    return time.time() - path.stat().st_mtime

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -324,3 +325,15 @@ def test_a_store_in_s3_needs_signing_keys_and_one_in_a_folder_takes_them(tmp_pat
     assert "FARM_SIGNING_KEYS" in str(caught.value)
     environment = {"FARM_STORE": f"file://{tmp_path}", "FARM_SIGNING_KEYS": str(key_file(tmp_path / "keys.pem"))}
     assert isinstance(open_store(load_settings(environment)), SignedStore)
+
+
+def test_a_wrong_clock_of_this_machine_makes_no_blob_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = DiskStore(tmp_path).put(b"data")
+    for days in (2, -2):
+        wrong = time.time() + days * 86_400
+        monkeypatch.setattr("farm.store.disk.time", SimpleNamespace(time=lambda wrong=wrong: wrong))
+        store = DiskStore(tmp_path)
+        [blob] = store.blobs()
+        assert abs(blob.age_seconds) < 60
+        assert not store.trash_blobs([digest], 3600)
+        assert not store.remove_blobs([digest], 3600)
