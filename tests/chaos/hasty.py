@@ -17,12 +17,12 @@ LEASE_SECONDS = 4.0
 BEAT_SECONDS = 0.5
 
 
-def play() -> None:
+def main() -> None:
     """Everything else is imported after the format is set."""
     if job_format := os.environ.get("CHAOS_FORMAT"):
         vars(model)["JOB_FORMAT"] = int(job_format)
     import farm.api
-    from cli.main import main
+    from cli.main import main as farm_main
     from farm.scheduler import held_jobs
     from farm.scheduler.coordinator import Coordinator
     from farm.scheduler.plan import Plan, plan
@@ -34,8 +34,4 @@ def play() -> None:
 
     vars(held_jobs)["plan"] = plan_or_die
     vars(farm.api)["Coordinator"] = partial(Coordinator, lease_seconds=LEASE_SECONDS, beat_seconds=BEAT_SECONDS)
-    main()
-
-
-if __name__ == "__main__":
-    play()
+    farm_main()

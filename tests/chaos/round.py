@@ -107,12 +107,13 @@ class Round:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         own = {"HOME": str(self.folder), "TMPDIR": str(self.temporary), "AWS_EC2_METADATA_DISABLED": "true"}
         homes = {f"XDG_{kind}_HOME": str(self.folder / kind.lower()) for kind in ("CACHE", "CONFIG", "DATA")}
-        module = "tests.chaos.hasty" if hasty else "cli.main"
+        # Not -m: then Python ends by SIGINT if it was interrupted within an import, although that was handled.
+        program = f"from {'tests.chaos.hasty' if hasty else 'cli.main'} import main; main()"
         self._started += 1
         path = self.folder / f"serve{self._started}.log"
         with path.open("wb") as log:
             process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", sys.executable, "-m", module, "serve", *arguments],
+                ["setpriv", "--pdeathsig", "KILL", sys.executable, "-c", program, "serve", *arguments],
                 cwd=ROOT, env={**inherited, **own, **homes, **self._variables},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
