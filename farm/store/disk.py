@@ -111,9 +111,7 @@ class DiskStore:
         self._check_removal()
         freed_bytes = 0
         for path, size_bytes, _ in self._files(self._root / "v1" / "trash", ""):
-            if is_name("blob", path.name) and self._remove(
-                path, lambda path: self._age_seconds(path) >= trashed_seconds
-            ):
+            if is_name("blob", path.name) and self._remove(path, self._at_least(trashed_seconds)):
                 freed_bytes += size_bytes
         return freed_bytes
 
