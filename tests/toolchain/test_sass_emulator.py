@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from math import prod
 from typing import Any
@@ -23,7 +24,7 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import IMMEDIATE, OPCODE, PREDICATE, Words
+from codegen.sass.isa.encoding import IMMEDIATE, NEGATED_PREDICATE, OPCODE, PREDICATE, Words
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.selection.choose import choose_tiling
@@ -159,6 +160,42 @@ def test_a_barrier_that_a_part_of_the_block_does_not_reach_is_found(cubin: Cubin
     PREDICATE.put(words[barrier : barrier + 1], guard)
     with pytest.raises(EmulationError, match=r"thread .* (waits here|shared memory)"):
         computed(PLAIN, with_words(cubin, words))
+
+
+GUARDED = (
+    "whole rows",
+    "whole rows without cp.async",
+    "linear, copied in a loop, word by word, two blocks of rows",
+    "linear, weights in a table, chunks that do not divide, two rows",
+)
+"""Cases with barriers that only keep a buffer from being overwritten before all warps have read it."""
+TOO_EARLY = "was read by another warp since the last barrier, and is overwritten"
+UNORDERED = rf"{TOO_EARLY}|written by another thread since the last barrier|never written"
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_every_barrier_that_is_taken_away_from_ptx_is_missed(name: str) -> None:
+    kernel, batch, reasons = kernel_for(name), CASES[name].batch, []
+    barriers = [each.span() for each in re.finditer(rb"bar\.sync[^;]*;", kernel.ptx)]
+    for begin, end in barriers:
+        without = kernel.ptx[:begin] + kernel.ptx[end:]
+        _, given = arguments(name, kernel.launch)
+        with pytest.raises(EmulationError, match=UNORDERED) as error:
+            ptx.run(without, kernel.launch.grid_at(batch), kernel.launch.block, kernel.launch.shared_bytes, given)
+        reasons.append(TOO_EARLY in str(error.value))
+    assert any(reasons)
+
+
+@pytest.mark.parametrize("name", GUARDED[:2])  # the others have words that the emulator does not know
+def test_every_barrier_that_is_taken_away_from_machine_code_is_missed(name: str) -> None:
+    cubin, reasons = CubinFile.read(cubin_for(name, "sm_90")), []
+    for place in np.flatnonzero(OPCODE.get(cubin.words) == BAR).tolist():
+        words = cubin.words
+        NEGATED_PREDICATE.put(words[place : place + 1], 1)
+        with pytest.raises(EmulationError, match=UNORDERED) as error:
+            computed(name, with_words(cubin, words))
+        reasons.append(TOO_EARLY in str(error.value))
+    assert any(reasons)
 
 
 def test_other_architectures_are_refused() -> None:

@@ -71,6 +71,11 @@ def test_clusters_that_do_not_fit_together_run_one_after_the_other(monkeypatch: 
     assert launch(WRITE + ARRIVE + WAIT + OTHER + READ + LEAVE).tolist() == [2, 3, 0, 1, 6, 7, 4, 5]
 
 
+def test_what_another_block_has_read_may_be_overwritten_after_a_barrier_of_the_cluster() -> None:
+    again = ARRIVE + WAIT
+    assert launch(WRITE + again + OTHER + READ + again + WRITE + LEAVE).tolist() == [2, 3, 0, 1, 6, 7, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -93,6 +98,10 @@ def test_clusters_that_do_not_fit_together_run_one_after_the_other(monkeypatch: 
             + READ
             + "ret;",
             "rank 0 in the cluster, which has ended",
+        ),
+        (
+            WRITE + ARRIVE + WAIT + OTHER + READ + "bar.sync 0; " + WRITE + LEAVE,
+            "read by another block since the last barrier, and is overwritten",
         ),
         (WRITE + WAIT + "ret;", "without having arrived"),
         (WRITE + ARRIVE + ARRIVE + WAIT + "ret;", "arrives twice at the cluster barrier without waiting"),

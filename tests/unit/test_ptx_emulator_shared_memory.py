@@ -116,6 +116,35 @@ def test_another_threads_word_needs_a_barrier() -> None:
         launch(INDEX + FIRST + SHARED + "st.shared.u32 [%r2], %r0;" + NEIGHBOUR, [out], shared_bytes=16)
 
 
+OTHER_WARP = "xor.b32 %r6, %r2, 128; ld.shared.u32 %r7, [%r6]; "
+OVERWRITE = "st.shared.u32 [%r2], %r7; ret;"
+COPY_OVER = "cp.async.ca.shared.global [%r2], [%rd1], 4; cp.async.wait_all; ret;"
+
+
+@pytest.mark.parametrize("overwrite", [OVERWRITE, OVERWRITE.replace("u32", "u8"), COPY_OVER])
+def test_what_another_warp_has_read_may_be_overwritten_only_after_a_barrier(overwrite: str) -> None:
+    body = INDEX + FIRST + SHARED + "st.shared.u32 [%r2], %r0; bar.sync 0;" + OTHER_WARP
+    launch(body + "bar.sync 0;" + overwrite, [words(64)], threads=64, shared_bytes=256)
+    with pytest.raises(EmulationError, match="byte 0 of shared memory was read by another warp since the last barrier"):
+        launch(body + overwrite, [words(64)], threads=64, shared_bytes=256)
+
+
+def test_what_the_first_of_several_warps_has_read_is_not_forgotten() -> None:
+    """All three warps read the first word in one step, and the last one overwrites it."""
+    body = "st.shared.u32 [%r2], %r0; bar.sync 0; ld.shared.u32 %r7, [tile]; setp.eq.u32 %p1, %r0, {}; @%p1 "
+    for thread in (0, 32, 64):
+        text = INDEX + FIRST + SHARED + body.format(thread) + "st.shared.u32 [tile], 7; ret;"
+        with pytest.raises(EmulationError, match="read by another warp"):
+            launch(text, [words(96)], threads=96, shared_bytes=384)
+
+
+def test_a_warp_may_overwrite_what_only_it_has_read_and_halves_beside_what_others_read() -> None:
+    body = "st.shared.u32 [%r2], %r0; bar.sync 0; xor.b32 %r6, %r2, 4; ld.shared.u32 %r7, [%r6];"
+    launch(INDEX + FIRST + SHARED + body + OVERWRITE, [words(64)], threads=64, shared_bytes=256)
+    halves = "st.shared.u32 [%r2], %r0; bar.sync 0; xor.b32 %r6, %r2, 128; ld.shared.u16 %rs1, [%r6];"
+    launch(INDEX + FIRST + SHARED + halves + "st.shared.u16 [%r2+2], 1; ret;", [words(64)], 64, shared_bytes=256)
+
+
 def test_what_a_barrier_published_stays_readable() -> None:
     out = words(4)
     body = "st.shared.u32 [%r2], %r0; bar.sync 0; st.shared.u32 [%r2+16], %r0;" + NEIGHBOUR

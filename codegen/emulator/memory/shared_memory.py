@@ -20,6 +20,11 @@ BASE: Final = 1024
 
 _GRAIN = 16
 _NOBODY = -1
+_WARP = 32
+_BEFORE_ALL, _AFTER_ALL = 0, 255
+"""Before the first and after the last warp of a block; warps are counted from 1."""
+_MOST_READS = 1 << 23
+"""Elements loaded that are kept, 9 bytes each, until a store asks who has read."""
 
 
 Spare = Callable[[int, NDArray[np.intp]], bool]
@@ -30,7 +35,8 @@ class SharedMemory:
     """One window of `size` bytes per block.
 
     Reading a byte that was never written, or that another lane wrote without a barrier in between, is a FaultError,
-    but for elements of a vector load that nobody uses: padding of the last channels, say.
+    but for elements of a vector load that nobody uses: padding of the last channels, say. Overwriting a byte that
+    another warp has read without a barrier in between is one too: in another order of warps, that warp reads too late.
     """
 
     def __init__(self, size: int, blocks: int, threads: int) -> None:
@@ -54,6 +60,17 @@ class SharedMemory:
         self._unpublished = False
         self._grain = 4
         """Bytes of the smallest store so far."""
+        self._warps = (np.arange(blocks * threads) % threads // _WARP + 1).astype(np.uint8)
+        """[lanes]: the lane's warp within its block."""
+        self._several_warps = threads > _WARP
+        self._reads: list[tuple[NDArray[np.int64], NDArray[np.uint8], int]] = []
+        """Elements, warps and size of the loads since the last barrier that are not in `_readers` yet."""
+        self._reads_count = 0
+        self._readers = np.empty((2, blocks * stride), dtype=np.uint8)
+        """The first and the last warp that has read each byte since the last barrier."""
+        self._forget_readers()
+        self._read_by_others = np.zeros(blocks * stride, dtype=np.bool_)
+        """Bytes that another block has read since the last cluster barrier."""
 
     def load(
         self, addresses: Lanes, lanes: Selection, size: int, count: int, spare: Spare | None = None
@@ -69,17 +86,23 @@ class SharedMemory:
         first = self._locate(addresses, lanes, size, len(values))
         self._grain = min(self._grain, size)
         for i, value in enumerate(values):
+            self._check_unread(first + i, lanes, size)
             self._write(first + i, lanes, size, value)
 
     def publish(self) -> None:
-        """Block barrier: every lane may read what the others wrote."""
+        """Block barrier: every lane may read what the others wrote, and overwrite what they read."""
+        self._reads.clear()
+        self._reads_count = 0
+        if self._was_read:
+            self._forget_readers()
         if self._unpublished:
             self._writer[1].fill(_NOBODY)
             self._unpublished = False
 
     def publish_to_cluster(self) -> None:
-        """Cluster barrier: the other blocks may read what was written."""
+        """Cluster barrier: the other blocks may read what was written, and what they read may be overwritten."""
         self._private.fill(False)
+        self._read_by_others.fill(False)
 
     def load_of(
         self, blocks: NDArray[np.int64], addresses: Lanes, lanes: Selection, size: int, count: int
@@ -95,12 +118,14 @@ class SharedMemory:
                     lane_at(lanes, position),
                     "shared memory of another block was written since the last barrier of the cluster",
                 )
+            self._read_by_others.reshape(-1, size)[(first + i)[first != own]] = True
         return [self._read(first + i, lanes, size) for i in range(count)]
 
     def begin_copy(self, addresses: Lanes, lanes: Selection, size: int) -> NDArray[np.int64]:
         """Makes the target of a copy undefined until it lands. Returns the index of each lane's first word."""
         first = self._locate(addresses, lanes, 4, size // 4)
         for i in range(size // 4):
+            self._check_unread(first + i, lanes, 4)
             self._data[4][first + i] = JUNK[4]
             self._written[4][first + i] = 0
         return first
@@ -156,7 +181,44 @@ class SharedMemory:
                     f"byte {self._byte(index, lanes, position, size)} of shared memory was written by another thread "
                     "since the last barrier",
                 )
+        if self._several_warps:
+            self._reads.append((index, self._warps[lanes], size))
+            self._reads_count += len(index)
+            if self._reads_count > _MOST_READS:
+                self._note_readers()
         return values
+
+    def _forget_readers(self) -> None:
+        self._readers[0], self._readers[1] = _AFTER_ALL, _BEFORE_ALL
+        self._was_read = False
+
+    def _note_readers(self) -> None:
+        """Moves the loads since the last barrier to `_readers`. Of lanes at one address, the last assignment counts."""
+        for index, warps, size in self._reads:
+            first, last = self._readers.reshape(2, -1, size)
+            column = warps[:, None]
+            last[index] = np.maximum(last[index], column)
+            first[index[::-1]] = np.minimum(first[index], column)[::-1]
+        self._was_read |= bool(self._reads)
+        self._reads.clear()
+        self._reads_count = 0
+
+    def _check_unread(self, index: NDArray[np.int64], lanes: Selection, size: int) -> None:
+        """Raises FaultError where another warp or block has read since the last barrier what is about to change."""
+        self._note_readers()
+        who = "block"
+        read = self._read_by_others.reshape(-1, size)[index]
+        if self._was_read and not read.any():
+            who, warps = "warp", self._warps[lanes][:, None]
+            first, last = self._readers.reshape(2, -1, size)[:, index]
+            read = (first < warps) | (last > warps)
+        if (wrong := np.flatnonzero(read.any(axis=1))).size:
+            position = int(wrong[0])
+            raise FaultError(
+                lane_at(lanes, position),
+                f"byte {self._byte(index, lanes, position, size)} of shared memory was read by another {who} since "
+                "the last barrier, and is overwritten",
+            )
 
     def _write(self, index: NDArray[np.int64], lanes: Selection, size: int, value: Lanes) -> None:
         self._data[size][index] = value
