@@ -84,7 +84,7 @@ def _build_request(
         typer.Option(
             "--arch",
             metavar="ARCH,...",
-            help="Architectures or GPUs, as in sm_80,h100; may be repeated.",
+            help="Architectures or GPUs, as in sm_80,h100; also all, native or '8.0;9.0+PTX'; may be repeated.",
             show_default=False,
         ),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from codegen.ir.layer_spec import DataType
@@ -12,10 +13,21 @@ from codegen.target.gpus import arch_named
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 from farm.errors import UsageError
 
+NATIVE = "native"
+"""The architecture of this machine's GPU."""
+
 
 def archs_of(values: Sequence[str]) -> tuple[str, ...]:
-    """The architectures of a repeatable option whose values are comma-separated lists."""
-    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    """The architectures of a repeatable option whose values are lists, also as in TORCH_CUDA_ARCH_LIST: 8.0;9.0+PTX.
+
+    `native` is that of this machine's GPU. Raises DeviceError without one.
+    """
+    names = [name.strip() for value in values for name in re.split("[,;]", value) if name.strip()]
+    if NATIVE not in names:
+        return tuple(names)
+    from farm.cuda.driver import device_arch, device_handle
+
+    return tuple(device_arch(device_handle(0)) if name == NATIVE else name for name in names)
 
 
 def arch_of(value: str) -> str:

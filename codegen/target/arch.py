@@ -11,6 +11,10 @@ from codegen.target.device_model import device_named, gpu_key
 from codegen.target.gpus import GPUS, arch_named, arch_of_gpu
 from codegen.toolchain.tools import Toolchain
 
+ALL = "all"
+"""Every architecture that the tools and the templates support, without those of specific instructions (sm_90a)."""
+RENAMED = {"sm_101": "sm_110"}
+"""Thor, which CUDA 13 gave another number."""
 OLDEST = 75
 """Turing, the oldest architecture of templates and of CUDA 13."""
 OLDEST_WITH_ASYNC_COPIES = 80
@@ -32,13 +36,15 @@ def supported_archs(toolchain: Toolchain) -> list[str]:
 def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
     """The architectures in the tools' spelling, without duplicates, in the given order.
 
-    Takes sm_90, sm90, 90, 9.0 and names of GPUs such as H100 and RTX 4090. Raises ArchError, which lists the nearest
-    and the supported names.
+    Takes `all`, sm_90, sm90, 90, 9.0 and names of GPUs such as H100 and RTX 4090. Raises ArchError, which lists the
+    nearest and the supported names.
     """
     known = supported_archs(toolchain)
+    plain = [arch for arch in known if arch[-1].isdigit()]
     checked: list[str] = []
-    for name in names:
+    for name in (each for given in names for each in (plain if given == ALL else [given])):
         arch = arch_named(name)
+        arch = RENAMED.get(arch, arch) if arch and arch not in known else arch
         if arch not in known:
             raise ArchError(_unknown(name, arch, known, toolchain.ptxas_version))
         if arch not in checked:

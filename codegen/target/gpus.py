@@ -30,11 +30,11 @@ def arch_of_gpu(name: str) -> str | None:
 
 
 def arch_named(name: str) -> str | None:
-    """The architecture meant by sm_90, sm90, 90, 9.0 or a GPU's name such as H100; None for other names.
+    """The architecture meant by sm_90, sm90, 90, 9.0, 9.0+PTX or a GPU's name such as H100; None for other names.
 
     The architecture need not exist: sm_99 gives sm_99.
     """
-    match = re.fullmatch(r"(?:sm_?)?(\d{2,3}|\d{1,2}\.\d)([a-z]?)", name.strip().lower())
+    match = re.fullmatch(r"(?:sm_?)?(\d{2,3}|\d{1,2}\.\d)([a-z]?)(?:\+ptx)?", name.strip().lower())
     return f"sm_{match[1].replace('.', '')}{match[2]}" if match else arch_of_gpu(name)
 
 

@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from codegen.errors import DeviceError
+from farm.errors import UsageError
 
 _POINTER = ctypes.c_void_p
 _UNSIGNED = ctypes.c_uint
@@ -57,6 +58,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuEventDestroy_v2": (_POINTER,),
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
+_MAJOR, _MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE numbers of a GPU's version."""
 _WAYS_OUT = {
     "CUDA_ERROR_UNSUPPORTED_PTX_VERSION": "the driver is older than the code: install a driver of CUDA 13 or later",
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the code is for another GPU: compile the model with --arch of this one",
@@ -115,3 +118,21 @@ def attribute(number: int, device: int) -> int:
     value = ctypes.c_int()
     call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
     return value.value
+
+
+def device_handle(number: int) -> int:
+    """The driver's handle of a GPU. Raises DeviceError without a GPU, UsageError for a wrong number."""
+    call("cuInit", 0)
+    count, device = ctypes.c_int(), ctypes.c_int()
+    call("cuDeviceGetCount", ctypes.byref(count))
+    if not count.value:
+        raise DeviceError("there is no GPU here: check the driver with nvidia-smi")
+    if not 0 <= number < count.value:
+        raise UsageError(f"there is no GPU {number}: this machine has GPUs 0 to {count.value - 1}")
+    call("cuDeviceGet", ctypes.byref(device), number)
+    return device.value
+
+
+def device_arch(device: int) -> str:
+    """The architecture of a GPU, such as sm_90."""
+    return f"sm_{attribute(_MAJOR, device)}{attribute(_MINOR, device)}"

@@ -14,9 +14,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import DeviceError
 from farm.bundle.reader import Bundle, Cubin
-from farm.cuda.driver import attribute, call, new_event, new_stream
+from farm.cuda.driver import attribute, call, device_arch, device_handle, new_event, new_stream
 from farm.cuda.module import LoadedPart, Module, launch
 from farm.cuda.prefetch import GpuLimits
 from farm.errors import UsageError
@@ -29,8 +28,8 @@ ALIGNMENT_BYTES = 16
 """Alignment of all pointers."""
 BRANCHES = 8
 """Streams on which the parts of a layer run concurrently, at most."""
-_MAJOR, _MINOR, _MULTIPROCESSORS, _L2_BYTES = 75, 76, 16, 38
-"""The driver's attribute numbers; the first two are the compute capability."""
+_MULTIPROCESSORS, _L2_BYTES = 16, 38
+"""The driver's attribute numbers."""
 
 Array = NDArray[Any]
 See = Callable[[str, Array], None]
@@ -57,8 +56,8 @@ class Network:
         self._see: See | None = None
         self._buffers: list[int] = []
         self._reserved_images = 0
-        self._device = _device(device)
-        self.arch, self.device_name = _architecture(self._device), _name(self._device)
+        self._device = device_handle(device)
+        self.arch, self.device_name = device_arch(self._device), _name(self._device)
         self._closed = False
         self._context = ctypes.c_void_p()
         self._held = ExitStack()
@@ -276,23 +275,6 @@ class Network:
             yield
         finally:
             call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-
-
-def _device(number: int) -> int:
-    """The driver's handle of a GPU. Raises DeviceError and UsageError."""
-    call("cuInit", 0)
-    count, device = ctypes.c_int(), ctypes.c_int()
-    call("cuDeviceGetCount", ctypes.byref(count))
-    if not count.value:
-        raise DeviceError("there is no GPU here: check the driver with nvidia-smi")
-    if not 0 <= number < count.value:
-        raise UsageError(f"there is no GPU {number}: this machine has GPUs 0 to {count.value - 1}")
-    call("cuDeviceGet", ctypes.byref(device), number)
-    return device.value
-
-
-def _architecture(device: int) -> str:
-    return f"sm_{attribute(_MAJOR, device)}{attribute(_MINOR, device)}"
 
 
 def _name(device: int) -> str:

@@ -20,22 +20,27 @@ HELP = """--gpu-name <gpu name>                               (-arch)
 """
 
 
-@pytest.fixture
-def toolchain(tmp_path: Path) -> Toolchain:
-    """A stub ptxas that only reports its version and architectures, Volta included."""
+def stub(tmp_path: Path, text: str) -> Toolchain:
+    """A ptxas that only reports its version and architectures."""
     ptxas = tmp_path / "ptxas"
     ptxas.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.9, V12.9.86" && exit\ncat <<"END"\n{HELP}END\n'
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "release 12.9, V12.9.86" && exit\ncat <<"END"\n{text}\nEND\n'
     )
     ptxas.chmod(0o755)
     return Toolchain(nvcc=tmp_path / "nvcc", ptxas=ptxas)
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Toolchain:
+    """Volta included."""
+    return stub(tmp_path, HELP)
 
 
 def test_archs_are_the_real_ones_of_ptxas_help_oldest_first(toolchain: Toolchain) -> None:
     assert toolchain.archs == ("sm_70", "sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100", "sm_100a")
 
 
-@pytest.mark.parametrize("name", ["sm_90", "sm90", "90", "9.0", "SM_90", " sm_90 "])
+@pytest.mark.parametrize("name", ["sm_90", "sm90", "90", "9.0", "SM_90", " sm_90 ", "9.0+PTX"])
 def test_an_architecture_may_be_spelt_as_people_do(name: str, toolchain: Toolchain) -> None:
     assert check_archs([name], toolchain) == ("sm_90",)
 
@@ -43,6 +48,17 @@ def test_an_architecture_may_be_spelt_as_people_do(name: str, toolchain: Toolcha
 @pytest.mark.parametrize(("name", "arch"), [("10.0", "sm_100"), ("100a", "sm_100a"), ("sm_90A", "sm_90a")])
 def test_suffixes_and_two_digit_versions_are_kept(name: str, arch: str, toolchain: Toolchain) -> None:
     assert check_archs([name], toolchain) == (arch,)
+
+
+def test_all_means_every_architecture_that_has_templates(toolchain: Toolchain) -> None:
+    assert check_archs(["all"], toolchain) == ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100")
+    assert check_archs(["sm_90", "all"], toolchain)[:2] == ("sm_90", "sm_75")
+
+
+def test_thor_is_named_as_the_tools_name_it(tmp_path: Path) -> None:
+    for names, arch in (("sm_110", "sm_110"), ("sm_101", "sm_101"), ("sm_101 sm_110", "sm_101")):
+        tools = stub(tmp_path, "'" + "', '".join(names.split()) + "'")
+        assert check_archs(["sm_101"], tools) == (arch,)
 
 
 def test_an_architecture_named_twice_counts_once_and_the_order_stays(toolchain: Toolchain) -> None:

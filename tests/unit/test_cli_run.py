@@ -184,6 +184,7 @@ def test_status_creates_the_ledger() -> None:
 
 def test_architectures_may_be_repeated_and_listed() -> None:
     assert archs_of(["sm_80, sm_90", "9.0", ""]) == ("sm_80", "sm_90", "9.0")
+    assert archs_of(["8.0;9.0+PTX"]) == ("8.0", "9.0+PTX")
 
 
 @pytest.mark.parametrize("name", ["sm_90", "sm90", "90", "9.0", " SM_90 "])
