@@ -67,7 +67,7 @@ def test_a_connection_lost_within_a_transaction_is_a_server_away_and_leaves_noth
 
     def write_and_lose_the_connection() -> None:
         with LedgerDatabase(engine).writing() as connection:
-            connection.execute(text("insert into keys values ('aa', 'cubin', '{}')"))
+            connection.execute(text("insert into keys values ('aa', 'cubin', '{}', 0)"))
             connection.execute(text("select pg_terminate_backend(pg_backend_pid())"))
 
     with pytest.raises(LedgerAwayError, match="terminating connection"):

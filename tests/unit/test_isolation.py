@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -159,10 +160,10 @@ def test_a_job_says_that_it_has_no_coordinator_only_while_none_serves(farm: Farm
     farm.ledger.release("first")
     farm.ledger.claim(dead, "second", -5)
     assert farm.ledger.job(stopped).reason == NO_COORDINATOR
-    assert farm.ledger.job(dead).reason.startswith("no coordinator for 5 s: run farm")
+    assert re.match(r"no coordinator for \d+ s: run farm", farm.ledger.job(dead).reason)
     farm.ledger.coordinators.register("third", "node", serves=True, lease_seconds=60)
     assert farm.ledger.job(stopped).reason == ""
-    assert farm.ledger.job(dead).reason == "its coordinator died 5 s ago: another one takes over"
+    assert re.fullmatch(r"its coordinator died \d+ s ago: another one takes over", farm.ledger.job(dead).reason)
 
 
 def test_a_build_that_kills_its_worker_is_given_up_after_the_retries_of_all_coordinators(farm: Farmyard) -> None:
