@@ -2,7 +2,8 @@
 
 Multiprocessors, boost clocks, memory bandwidths and L2 sizes: NVIDIA's data sheets and architecture white papers.
 Limits and rates of a multiprocessor: "Compute Capabilities" in the CUDA programming guide. All these GPUs have 65,536
-registers a multiprocessor.
+registers a multiprocessor. Approximate are RTX A3000 and RTX 5050, the L2 cache of RTX 5000 Ada, and the clocks of B300
+and GB300.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Multiprocessor:
     float32_lanes: int
     """Multiply-adds per clock."""
     float16_lanes: int
-    """The same in float16, where a packed instruction has two."""
+    """Multiply-adds per clock in float16; a packed instruction does two."""
     l2_bytes_per_clock: int
     """Share of the L2 cache's bandwidth. NVIDIA publishes it for A100 alone: 5,120 bytes per clock, 48 for each
     multiprocessor. Other data centre GPUs are taken to have as much, all others two thirds."""

@@ -87,7 +87,7 @@ class BuildOptions:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
         """Reads what `to_json` wrote."""
-        return BuildOptions(**{**value, "archs": tuple(value["archs"]), "gpus": tuple(value.get("gpus", ()))})
+        return BuildOptions(**{**value, "archs": tuple(value["archs"]), "gpus": tuple(value["gpus"])})
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain JSON values."""

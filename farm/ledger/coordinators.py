@@ -18,7 +18,7 @@ FORGET_SECONDS = 3600.0
 REMOVE_SECONDS = 30 * 86400.0
 """Time after which its row is removed; long, because one that was suspended and wakes up needs its row."""
 FORGET_CRASHES_SECONDS = 7 * 86400.0
-"""Time for which the crashes of a key are counted that nobody builds any more."""
+"""Time after which the crash count of a key that is no longer built is removed."""
 
 
 @dataclass(frozen=True)

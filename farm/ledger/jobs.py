@@ -379,7 +379,7 @@ class Ledger:
             rows = connection.execute(query).all()
         try:
             return [build_of_row(row) for row in rows]
-        except Exception as error:
+        except Exception as error:  # another version may have written anything
             raise UnreadableJobError(unreadable_text(job_id, error)) from error
 
     def results(self, job_id: str) -> list[BuildResult]:

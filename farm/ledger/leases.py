@@ -16,7 +16,7 @@ class Leases:
 
     @patient
     def acquire(self, name: str, holder: str, seconds: float) -> str:
-        """Acquires a lease unless another holder's has not ended; returns its holder, which may be another one."""
+        """Acquires a lease if it is free or expired. Returns the holder, which may be somebody else."""
         free = (leases.c.expires_at < now()) | (leases.c.holder == holder)
         statement = self._database.insert_or_replace(leases, ("name",), ("holder", "expires_at"), where=free)
         with self._database.writing() as connection:
@@ -27,7 +27,7 @@ class Leases:
 
     @patient
     def renew(self, name: str, holder: str, seconds: float) -> bool:
-        """Extends a lease, also an expired one that nobody took; False if it is another holder's, or gone."""
+        """Extends a lease, even an expired one. Returns False if the holder has lost it."""
         with self._database.writing() as connection:
             extended = update(leases).where(_held(name, holder)).values(expires_at=now() + seconds)
             return bool(connection.execute(extended).rowcount)

@@ -27,7 +27,7 @@ _BOUNDS = [*(f"{first:02x}" for first in range(256)), "g"]
 
 
 class ReferenceKind(StrEnum):
-    """What a name in the store stands for."""
+    """Kinds of names in the store."""
 
     KEY = "key"
     """Key of an action record."""

@@ -36,7 +36,7 @@ class HeldJob:
     stage: str = ""
     """Stage recorded in the ledger: template or assemble."""
     waits: str = ""
-    """What it waits for, as recorded in the ledger: an unreachable store, or a core of this machine."""
+    """Reason for waiting, as recorded in the ledger: an unreachable store, or no free core."""
     template_seconds: dict[str, float] = field(default_factory=dict)
     """Build time of each finished template by key; 0 for a cache hit."""
     failed: list[FailedCubin] = field(default_factory=list)

@@ -36,7 +36,8 @@ def host_values(network: Network) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_short(constant: NDArray[Any] | None) -> bool:
+def is_short(constant: NDArray[Any] | None) -> bool:
+    """Whether an operator reads the constant on the CPU; False without one."""
     return constant is not None and constant.size <= MOST_NUMBERS
 
 
@@ -48,4 +49,4 @@ def _follows_from_shapes(node: NetworkNode, network: Network, found: set[str]) -
     inputs = set(filter(None, node.inputs))
     of_shapes = inputs & found
     rest = (network.constants.get(name) for name in inputs - found)
-    return bool(of_shapes or node.operator in MAKERS) and all(map(_is_short, rest))
+    return bool(of_shapes or node.operator in MAKERS) and all(map(is_short, rest))

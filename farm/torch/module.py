@@ -16,7 +16,7 @@ from codegen.frontend.onnx.export.network import Network, NetworkNode
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
 from farm.torch.concat_outputs import Place, plan_places
-from farm.torch.host_values import MAKERS, MOST_NUMBERS, OF_SHAPES, host_values
+from farm.torch.host_values import MAKERS, OF_SHAPES, host_values, is_short
 from farm.torch.layer import Compute, forget, layers_on, prefetch_code, register
 from farm.torch.linear import own_gemm
 from farm.torch.operators import OPERATORS, PARAMETERS
@@ -215,7 +215,7 @@ class _Builder:
         for i, name in enumerate(node.inputs):
             if not name:
                 arguments.append(None)
-            elif i in places and self._is_short(name):
+            elif i in places and (name in self._on_host or is_short(self._network.constants.get(name))):
                 arguments.append(self._parameter(name, node.operator))
             elif on_host and (node.operator not in OF_SHAPES or name in self._on_host):
                 arguments.append(self._host_value(name))
@@ -231,12 +231,8 @@ class _Builder:
         }
         return self._graph.call_function(self._operators[node.operator], tuple(arguments), {**attributes, **more})
 
-    def _is_short(self, name: str) -> bool:
-        constant = self._network.constants.get(name)
-        return name in self._on_host if constant is None else constant.size <= MOST_NUMBERS
-
     def _parameter(self, name: str, operator: str) -> object:
-        """What an operator reads on the CPU: a constant as Python numbers, unless their type matters."""
+        """An operand that is read on the CPU: a constant as Python numbers, unless its type matters."""
         if name in self._on_host or operator in MAKERS:
             return self._host_value(name)
         return self._network.constants[name].tolist()

@@ -140,7 +140,7 @@ def two_versions(play: Round) -> None:
 
 
 def _write(play: Round, statement: Executable) -> None:
-    """As another version of the farm might."""
+    """Writes to the ledger directly, as another version of the farm might."""
     engine = open_engine(play.settings.database_url)
     with engine.execution_options(farm_writes=True).begin() as connection:
         connection.execute(statement)

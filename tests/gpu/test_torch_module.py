@@ -113,19 +113,23 @@ def test_each_compiled_layer_is_launched_and_no_library_computes_one(fetched: Pa
     assert not [name for name in kernels if name not in wanted and LIBRARY.search(name)]
 
 
+def compiled(path: Path, device: Device, toolchain: Toolchain) -> Path:
+    """The bundle of a model, beside it."""
+    settings = replace(laptop_settings(path.parent), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
+    with Farm.open(settings) as farm:
+        (job,) = farm.compile([read_checkpoint(path)], BuildOptions((device.arch,)))
+        assert job.status is Status.SUCCEEDED, job.reason
+        return farm.fetch(job.id, path.with_suffix("")).parent
+
+
 @pytest.mark.parametrize("batch", [1, 5])
 def test_gates_go_to_the_kernel_that_multiplies_by_them(
     batch: int, device: Device, toolchain: Toolchain, tmp_path: Path
 ) -> None:
-    path = squeeze_and_excitation(tmp_path).rename(tmp_path / "gated.onnx")
-    settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
-    with Farm.open(settings) as farm:
-        (job,) = farm.compile([read_checkpoint(path)], BuildOptions((device.arch,)))
-        assert job.status is Status.SUCCEEDED, job.reason
-        farm.fetch(job.id, tmp_path / "gated")
+    bundle = compiled(squeeze_and_excitation(tmp_path).rename(tmp_path / "gated.onnx"), device, toolchain)
     x = values(batch, 8, 6, 6, seed=1)
     with torch.inference_mode():
-        found = load(tmp_path / "gated")(torch.from_numpy(x).cuda()).cpu().numpy()
+        found = load(bundle)(torch.from_numpy(x).cuda()).cpu().numpy()
     np.testing.assert_allclose(found, expected(tmp_path, "gated", x), rtol=1e-3, atol=1e-4)
 
 
@@ -133,13 +137,8 @@ def test_gates_go_to_the_kernel_that_multiplies_by_them(
 def test_sizes_places_and_a_recurrent_layer_are_computed_in_a_captured_graph(
     batch: int, device: Device, toolchain: Toolchain, tmp_path: Path
 ) -> None:
-    path = sequence_network(tmp_path).rename(tmp_path / "sequence.onnx")
-    settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
-    with Farm.open(settings) as farm:
-        (job,) = farm.compile([read_checkpoint(path)], BuildOptions((device.arch,)))
-        assert job.status is Status.SUCCEEDED, job.reason
-        farm.fetch(job.id, tmp_path / "sequence")
-    network = capture(load(tmp_path / "sequence"))
+    bundle = compiled(sequence_network(tmp_path).rename(tmp_path / "sequence.onnx"), device, toolchain)
+    network = capture(load(bundle))
     for seed in (1, 2):
         x = values(batch, 4, 8, 8, seed=seed)
         with torch.backends.cudnn.flags(allow_tf32=False):

@@ -13,7 +13,7 @@ from tests.templates import shared_template, verify_random_run
 
 SPARSITIES = (0.0, 0.5, 0.9, 1.0)
 SMALL_OPERATORS = ("lenet-conv1", "lenet-conv2", "alexnet-conv1")
-"""Those quick enough to compile for every sparsity; the others are for one."""
+"""Operators that compile quickly enough for every sparsity; the others have one."""
 RELATIVE_ERROR = 1e-6
 
 

@@ -72,7 +72,7 @@ class Walk:
         return self.found + self._too_near()
 
     def _wait(self, place: int) -> None:
-        """What a word waits for has arrived, or has read its operands, and so has what comes before it in order."""
+        """Removes the words in flight that a word's wait mask completes, and those that finish in order before them."""
         code = self.code
         for board in (board for board, places in enumerate(self._waits) if place in places):
             arrived = [each for each in self._in_flight if code.write_scoreboard[each.place] == board]

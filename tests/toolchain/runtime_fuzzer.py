@@ -51,11 +51,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of mutants that did no harm."""
+    """Outcomes of the mutants in a clean run."""
 
     mutants: int
     opened: int
-    """Those that were not refused when they were opened."""
+    """Mutants that the loader accepted."""
     ran: int
 
 

@@ -42,7 +42,7 @@ def holder(settings: Settings) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def serving(settings: Settings, executor: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`farm serve --drain` with those settings, which is killed if it has not ended."""
+    """Runs `farm serve --drain` with the settings, and kills it at the end if it still runs."""
     variables = {
         "FARM_STORE": settings.store_url,
         "FARM_DATABASE_URL": settings.database_url,

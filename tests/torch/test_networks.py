@@ -99,7 +99,7 @@ def test_weights_that_are_left_are_read_from_beside_the_network(tmp_path: Path) 
 
 
 def of_any_sizes(network: Network) -> Network:
-    """What its inputs must be is left to the layers."""
+    """The network with open input sizes, so that only the layers check them."""
     return replace(network, inputs=tuple(replace(each, shape=()) for each in network.inputs))
 
 

@@ -187,12 +187,10 @@ def test_each_architecture_of_a_job_gets_the_tiling_of_its_own_gpu() -> None:
     assert turing != choose_tiling(MIDDLE, 64, nonzeros)
 
 
-def test_build_options_keep_their_gpus_and_read_those_of_older_jobs() -> None:
+def test_build_options_keep_their_gpus() -> None:
     options = BuildOptions(("sm_80", "sm_89"), gpus=("A30",))
     assert BuildOptions.from_json(options.to_json()) == options
     assert [options.device(arch).name for arch in options.archs] == ["A30", "RTX 4090"]
-    older = {name: value for name, value in options.to_json().items() if name != "gpus"}
-    assert BuildOptions.from_json(older) == replace(options, gpus=())
 
 
 def test_gpus_are_given_by_any_spelling_of_their_names() -> None:

@@ -26,7 +26,7 @@ from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.sample_bundles import sample_models
 
 MUTANTS = 500
-"""Of each kind; each is read in several ways."""
+"""Number of mutants of each kind; each is read in several ways."""
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 7, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64, 10**400, 0.5, 1e308, -0.0),
     *(float("nan"), float("inf"), "", " ", "x", "0" * 64, "float32", "input", "sm_90", "sm_9", "conv2d", "\x1b[2J\n"),

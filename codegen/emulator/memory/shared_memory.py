@@ -28,7 +28,7 @@ _MOST_READS = 1 << 23
 
 
 Spare = Callable[[int, NDArray[np.intp]], bool]
-"""Whether element `i` of a vector load may be undefined, as nobody will use it in the lanes at these positions."""
+"""Whether element `i` of a vector load may be undefined in the lanes at these positions, because it is never used."""
 
 
 class SharedMemory:

@@ -54,7 +54,7 @@ class State:
         self._rows: dict[int, Lanes] = {}
         self._uniform: dict[int, Lanes] = {}
         self._undefined: dict[int, NDArray[np.bool_]] = {}
-        """Lanes in which a register holds what a vector load found where nobody had written."""
+        """Lanes in which a register was loaded from unwritten shared memory."""
         self._predicates = np.zeros((2, 8, lanes), dtype=np.bool_)
         self._predicates[:, ALWAYS] = True
 

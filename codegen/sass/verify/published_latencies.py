@@ -85,7 +85,7 @@ _OVERWRITTEN_IF_GUARDED: Final = {
     "fp16_f32": (1, 1, 1, 3, 1, 1, 1, 1),
     "hfma2_mma": (6, 4, 6, 8, 6, 6, 5, 2),
 }
-"""The same, of a word that a predicate guards."""
+"""Cycles until a result is overwritten, if a predicate guards the overwriting word."""
 RELOAD_CYCLES: Final = 2
 """From a word of fixed latency that reads a register to a word of unknown latency that overwrites it."""
 UNIFORM_MOVE_CYCLES: Final = 3
