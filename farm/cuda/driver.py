@@ -136,3 +136,10 @@ def device_handle(number: int) -> int:
 def device_arch(device: int) -> str:
     """The architecture of a GPU, such as sm_90."""
     return f"sm_{attribute(_MAJOR, device)}{attribute(_MINOR, device)}"
+
+
+def device_name(device: int) -> str:
+    """The product name of a GPU."""
+    name = ctypes.create_string_buffer(256)
+    call("cuDeviceGetName", name, len(name), device)
+    return name.value.decode(errors="replace")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farm.bundle.reader import Bundle, Cubin
-from farm.cuda.driver import attribute, call, device_arch, device_handle, new_event, new_stream
+from farm.cuda.driver import attribute, call, device_arch, device_handle, device_name, new_event, new_stream
 from farm.cuda.module import LoadedPart, Module, launch
 from farm.cuda.prefetch import GpuLimits
 from farm.errors import UsageError
@@ -57,7 +57,7 @@ class Network:
         self._buffers: list[int] = []
         self._reserved_images = 0
         self._device = device_handle(device)
-        self.arch, self.device_name = device_arch(self._device), _name(self._device)
+        self.arch, self.device_name = device_arch(self._device), device_name(self._device)
         self._closed = False
         self._context = ctypes.c_void_p()
         self._held = ExitStack()
@@ -275,12 +275,6 @@ class Network:
             yield
         finally:
             call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
-
-
-def _name(device: int) -> str:
-    name = ctypes.create_string_buffer(256)
-    call("cuDeviceGetName", name, len(name), device)
-    return name.value.decode(errors="replace")
 
 
 def _allocate(count_bytes: int) -> int:

@@ -27,13 +27,13 @@ from farm.api import Farm
 from farm.bundle.manifest import with_digest
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.cuda import prefetch
-from farm.cuda.driver import call, new_stream
+from farm.cuda.driver import call, device_arch, device_handle, device_name, new_stream
 from farm.cuda.graph import CudaGraph
 from farm.cuda.module import CodeRange
 from farm.cuda.prefetch import CodePrefetcher
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
-from farm.runtime import load, network
+from farm.runtime import load
 from farm.runtime.emulated import run_emulated
 from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.network import Network
@@ -66,11 +66,11 @@ class Gpu:
 def gpu() -> Iterator[Gpu]:
     """Found by the driver alone, without PyCUDA; its context is kept until the end."""
     try:
-        device = network._device(0)
+        device = device_handle(0)
     except DeviceError as error:
         pytest.skip(f"needs a GPU: {error}")
     call("cuDevicePrimaryCtxRetain", ctypes.byref(ctypes.c_void_p()), device)
-    yield Gpu(network._architecture(device), network._name(device))
+    yield Gpu(device_arch(device), device_name(device))
     call("cuDevicePrimaryCtxRelease_v2", device)
 
 
