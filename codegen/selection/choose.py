@@ -201,6 +201,14 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
 
 
+def divisible(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> Tiling:
+    """The tiling for ptxas: with its K groups in turn if the layer is too large for one kernel."""
+    if tiling.order == "group":
+        return tiling
+    in_turn = replace(tiling, order="group")
+    return in_turn if len(choose_parts(spec, in_turn, nonzeros)) > 1 else tiling
+
+
 def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
     geometry, spec = layer.geometry, layer.spec
     ordinary = geometry.groups == 1 and geometry.phase_count == 1 and spec.data_type == "float32"

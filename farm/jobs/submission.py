@@ -13,7 +13,7 @@ from codegen.ir.checkpoint import Checkpoint, Layer, Weights
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
 from codegen.ir.tiling import Part, Tiling
 from codegen.keys import digest_fields
-from codegen.selection.choose import choose_parts
+from codegen.selection.choose import choose_parts, divisible
 from codegen.selection.code_size import fits_one_cubin
 from farm.errors import UsageError
 from farm.jobs.model import Build, BuildOptions, Job, NewJob, TilingChoice
@@ -124,7 +124,8 @@ def _divided(
     nonzeros = layer.weights.nonzeros_per_output
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
-        by_tiling.setdefault(tiling, []).append(choice)
+        fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
+        by_tiling.setdefault(fast, []).append(choice)
     tilings = []
     for tiling, choices in by_tiling.items():
         parts = choose_parts(layer.spec, tiling, nonzeros)

@@ -163,3 +163,21 @@ def test_direct_assembly_takes_no_tiling_that_only_ptxas_supports() -> None:
     assert chosen["ptxas"].cluster > 1
     assert chosen["direct"] == chosen["ptxas"]
     assert not unsupported_reason(spec, chosen["direct"], "sm_90")
+
+
+def test_a_large_layer_has_its_k_groups_in_turn_where_ptxas_makes_it_so_that_it_is_cut() -> None:
+    net = checkpoint(layer("conv", spec=Conv2d(1024, 14, 14, 2048, 1, 1, stride=(2, 2))))
+    options = BuildOptions(("sm_90", "sm_100"), tuning=False)
+
+    def in_order(*, is_direct: bool) -> dict[str, tuple[str, int]]:
+        job = new_job(net, options, namespace="", name="net", store=None, is_direct=lambda *_: is_direct)
+        return {
+            arch: (build.tiling.order, len(build.parts_of(arch)))
+            for build in job.builds
+            for arch in build.archs(options)
+        }
+
+    assert in_order(is_direct=True) == dict.fromkeys(options.archs, ("place", 1))
+    by_ptxas = in_order(is_direct=False)
+    assert {order for order, _ in by_ptxas.values()} == {"group"}
+    assert all(parts > 1 for _, parts in by_ptxas.values())
