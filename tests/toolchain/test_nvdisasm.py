@@ -14,6 +14,7 @@ from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import DESTINATION, IMMEDIATE, OPCODE, SOURCE_A, SOURCE_C
 from codegen.sass.isa.opcodes import (
     FFMA_IMMEDIATE,
@@ -58,7 +59,7 @@ def test_words_of_an_opcode_have_the_same_operands_be_they_few_or_many(
     found = []
     for many in (0, len(words)):
         monkeypatch.setattr("codegen.sass.isa.operands.MANY", many)
-        found.append(operands(words))
+        found.append(operands(words, SM_90))
     for few, each in ((found[1].reads, found[0].reads), (found[1].writes, found[0].writes)):
         assert np.array_equal(few.keys, each.keys)
 
@@ -111,7 +112,7 @@ def test_the_registers_of_every_word_are_those_that_nvdisasm_names(data: str, tm
     texts, _ = disassembled(code, tmp_path)
     words = CubinFile.read(code).words
     assert len(texts) == len(words)
-    used = operands(words)
+    used = operands(words, SM_90)
     ours = [a | b for a, b in zip(*(by_word(each, len(words)) for each in (used.reads, used.writes)), strict=True)]
     for text, resources in zip(texts, ours, strict=True):
         theirs = named(text)

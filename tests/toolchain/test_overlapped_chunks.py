@@ -20,8 +20,8 @@ from codegen.sass.assemble.scheduling import RESULT_CYCLES
 from codegen.sass.assemble.weight_code import zeroes
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import Words
-from codegen.sass.isa.latencies import LONGEST
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, LDG, LDS, STG
 from codegen.sass.skeleton.marker_ptx import NO_GROUP, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
@@ -79,14 +79,14 @@ def test_multiply_adds_of_a_chunk_stand_before_and_behind_the_barrier_that_ends_
 def test_no_word_between_chunks_stalls_longer_than_a_result_takes() -> None:
     gap = DirectAssembler.of(template(), skeleton(), "sm_90").frame.body.gap
     assert gap is not None
-    assert gap.stall.max() < LONGEST
+    assert gap.stall.max() < SM_90.latencies.longest
 
 
 def test_no_word_before_the_first_chunk_stalls_longer_than_a_result_takes() -> None:
     """ptxas has the markers of the first chunk there, and the loads that name the sums."""
     frame = DirectAssembler.of(template(), skeleton(), "sm_90").frame
     stalls = encoding.STALL.get(np.concatenate([frame.head, frame.body.words[: frame.body.cuts[0]]]))
-    assert max(stalls.max(), frame.body.entry_stall) < LONGEST
+    assert max(stalls.max(), frame.body.entry_stall) < SM_90.latencies.longest
 
 
 def test_the_zeros_of_accumulators_without_weights_issue_one_after_the_other() -> None:

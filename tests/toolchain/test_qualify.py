@@ -28,6 +28,7 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.rewrite import rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.operands import operands
 from codegen.sass.qualification import supported_data_types
 from codegen.toolchain.ptxas import assemble
@@ -215,7 +216,7 @@ def test_the_activation_of_a_channel_without_weights_is_left_to_the_gpu_by_both(
         by_ptxas = assemble(rewrite(template, weights).ptx, "sm_90", toolchain)
         for cubin in (direct, by_ptxas):
             words = CubinFile.read(cubin.data).words
-            functions.append(int(operands(words).named("MUFU").sum()))
+            functions.append(int(operands(words, SM_90).named("MUFU").sum()))
     assert len(set(functions)) == 1
     assert verify_random_run(template, weights, [Part(0, 2)], cubins=[direct.data]).ok
 

@@ -21,6 +21,7 @@ from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template, make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
@@ -94,7 +95,7 @@ def test_accumulators_without_room_among_ptxas_registers_are_reserved(name: str)
     spec, tiling = CROWDED[name]
     data = skeleton_of(spec, tiling)
     form = Skeleton.read(data, MarkerPtx.of(template_of(spec, tiling)))
-    registers = operands(form.words).writes.resource
+    registers = operands(form.words, SM_90).writes.resource
     own = int(registers[registers < PREDICATES].max())
     sums = np.concatenate([form.accumulators, form.wide.ravel()])
     assert sorted(sums.tolist()) == list(range(own + 1, own + 1 + len(sums)))

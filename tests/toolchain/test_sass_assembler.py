@@ -24,6 +24,7 @@ from codegen.ptx.template import Template, make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE, LDS
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
@@ -216,7 +217,7 @@ def test_inputs_that_pass_through_registers_are_loaded_before_the_multiply_adds_
     whole = Part(0, stream_count(template.spec, template.tiling))
     made = DirectAssembler.of(template, skeleton_of(name).data, ARCH).assemble(weights, whole)
     words = CubinFile.read(made.data).words
-    used, waits = operands(words), encoding.WAIT.get(words)
+    used, waits = operands(words, SM_90), encoding.WAIT.get(words)
     loads = np.flatnonzero(used.named("LDG"))
     products, barriers = np.flatnonzero(used.named("HFMA2", "HFMA2.MMA")), np.flatnonzero(used.named("BAR"))
     checked = 0

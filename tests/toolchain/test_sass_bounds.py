@@ -15,6 +15,7 @@ from codegen.ir.tiling import Tiling
 from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
@@ -73,7 +74,7 @@ def assert_same(found: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> None:
 
 
 def places_of(words: Words, name: str) -> NDArray[np.int64]:
-    return np.flatnonzero(operands(words).named(name))
+    return np.flatnonzero(operands(words, SM_90).named(name))
 
 
 def in_streams(words: Words) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ from codegen.ptx.rewrite import rewrite
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.opcodes import (
     CCTL,
@@ -182,7 +183,7 @@ def test_a_skeleton_with_a_word_that_is_not_known_is_refused(weights: Weights) -
 
 def test_a_uniform_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: CubinFile) -> None:
     """The base of a block's shared memory, by ULEA, and the LEA that adds a thread's place: ptxas leaves 6 cycles."""
-    used = operands(cubin.words)
+    used = operands(cubin.words, SM_90)
     uniform, reader = (int(np.flatnonzero(used.named(name))[-1]) for name in ("ULEA", "LEA"))
     words = np.repeat(nothing(cubin.words)[np.newaxis], 12, axis=0)
     words[0], words[1] = cubin.words[uniform], cubin.words[reader]
@@ -192,9 +193,9 @@ def test_a_uniform_result_is_as_far_from_its_reader_as_ptxas_puts_it(cubin: Cubi
         field.put(words, 7 if field is encoding.PREDICATE else 0)
     encoding.STALL.put(words, 5)
     UNIFORM_B.put(words[1:2], name)
-    assert [each.reason for each in check(words, 255)] == [f"reads UR{name} 5 cycles after word 0, not 6"]
+    assert [each.reason for each in check(words, 255, SM_90)] == [f"reads UR{name} 5 cycles after word 0, not 6"]
     encoding.STALL.put(words[:1], 6)
-    assert check(words, 255) == []
+    assert check(words, 255, SM_90) == []
 
 
 def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_reading(cubin: CubinFile) -> None:
@@ -206,13 +207,15 @@ def test_who_reads_a_result_and_then_overwrites_it_is_held_to_the_cycles_of_its_
     words[11] = 0x000000000000794D, 0x000FEA0003800000
     encoding.STALL.put(words[:1], 8)
     encoding.STALL.put(words[1:2], 5)
-    assert check(words, cubin.registers) == []
+    assert check(words, cubin.registers, SM_90) == []
     encoding.STALL.put(words[:1], 7)
-    assert [each.reason for each in check(words, cubin.registers)] == ["reads R9 7 cycles after word 0, not 8"]
+    assert [each.reason for each in check(words, cubin.registers, SM_90)] == ["reads R9 7 cycles after word 0, not 8"]
     encoding.DESTINATION.put(words[1:2], 8)
     encoding.SOURCE_C.put(words[1:2], 10)
     encoding.STALL.put(words[:1], 8)
-    assert [each.reason for each in check(words, cubin.registers)] == ["overwrites R9 8 cycles after word 0, not 9"]
+    assert [each.reason for each in check(words, cubin.registers, SM_90)] == [
+        "overwrites R9 8 cycles after word 0, not 9"
+    ]
 
 
 def test_a_sum_in_another_register_is_refused() -> None:
@@ -246,7 +249,7 @@ def test_blocks_that_do_not_wait_for_readers_of_their_sums_are_refused(cubin: Cu
     words = cubin.words
     for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL):
         words[places(words, opcode)[1::2]] = nothing(words)
-    assert any("no barrier behind it" in each.reason for each in check(words, cubin.registers))
+    assert any("no barrier behind it" in each.reason for each in check(words, cubin.registers, SM_90))
 
 
 def test_shared_memory_of_another_block_s_address_is_found(weights: Weights, cubin: CubinFile) -> None:
@@ -295,14 +298,14 @@ def test_a_load_from_another_block_outside_of_the_barriers_is_refused(cubin: Cub
     words = cubin.words
     load, arrive = int(places(words, LD)[0]), int(places(words, UCGABAR_ARRIVE)[0])
     words[[load, arrive - 4]] = words[[arrive - 4, load]]
-    assert any("loads from another block" in each.reason for each in check(words, cubin.registers))
+    assert any("loads from another block" in each.reason for each in check(words, cubin.registers, SM_90))
 
 
 def test_a_load_from_another_block_without_any_barrier_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     for opcode in (UCGABAR_ARRIVE, UCGABAR_WAIT, CCTL, MEMBAR, ERRBAR, CGAERRBAR):
         words[places(words, opcode)] = nothing(words)
-    found = [each for each in check(words, cubin.registers) if "with no barrier and fence" in each.reason]
+    found = [each for each in check(words, cubin.registers, SM_90) if "with no barrier and fence" in each.reason]
     assert len(found) == len(places(words, LD))
 
 
@@ -310,7 +313,7 @@ def test_a_store_to_shared_memory_that_others_load_from_is_refused(cubin: CubinF
     words = cubin.words
     load = int(places(words, LD)[-1])
     words[load] = words[int(places(words, STS_PLAIN)[-1])]
-    assert any("where other blocks load from it" in each.reason for each in check(words, cubin.registers))
+    assert any("where other blocks load from it" in each.reason for each in check(words, cubin.registers, SM_90))
 
 
 def test_a_guarded_part_of_a_cluster_barrier_is_refused(cubin: CubinFile) -> None:

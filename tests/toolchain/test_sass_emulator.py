@@ -24,6 +24,7 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import IMMEDIATE, NEGATED_PREDICATE, OPCODE, PREDICATE, Words
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
@@ -129,7 +130,7 @@ def test_an_instruction_that_is_not_known_is_named_and_refused(cubin: CubinFile)
 
 def test_a_bit_that_is_not_known_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
-    place = int(np.flatnonzero(operands(words).named("FFMA"))[0])
+    place = int(np.flatnonzero(operands(words, SM_90).named("FFMA"))[0])
     words[place, 1] |= np.uint64(1 << (80 - 64))  # flushes subnormal numbers
     with pytest.raises(EmulationError, match=rf"word {place} .*bits of the instruction"):
         computed(PLAIN, with_words(cubin, words))
@@ -147,7 +148,7 @@ def test_a_load_beyond_its_array_names_the_word_and_the_thread(cubin: CubinFile)
 def test_shared_memory_read_without_a_barrier_is_found(cubin: CubinFile) -> None:
     words = cubin.words
     barriers = np.flatnonzero(OPCODE.get(words) == BAR)
-    words[barriers] = words[int(np.flatnonzero(operands(words).named("NOP"))[-1])]
+    words[barriers] = words[int(np.flatnonzero(operands(words, SM_90).named("NOP"))[-1])]
     with pytest.raises(EmulationError, match="written by another thread"):
         computed(PLAIN, with_words(cubin, words))
 
@@ -155,7 +156,7 @@ def test_shared_memory_read_without_a_barrier_is_found(cubin: CubinFile) -> None
 def test_a_barrier_that_a_part_of_the_block_does_not_reach_is_found(cubin: CubinFile) -> None:
     words = cubin.words
     barrier = int(np.flatnonzero(OPCODE.get(words) == BAR)[0])
-    copies = np.flatnonzero(operands(words).named("LDGSTS") & (PREDICATE.get(words) != 7))
+    copies = np.flatnonzero(operands(words, SM_90).named("LDGSTS") & (PREDICATE.get(words) != 7))
     guard = PREDICATE.get(words)[copies[copies < barrier][-1]]
     PREDICATE.put(words[barrier : barrier + 1], guard)
     with pytest.raises(EmulationError, match=r"thread .* (waits here|shared memory)"):
@@ -225,7 +226,7 @@ def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> Non
     kernel = from_float32(rng.standard_normal(spec.weights_shape).astype(np.float32), "float16").astype(np.float32)
     weights, whole = Weights(kernel, np.ones(6, np.float32)), Part(0, 3)
     cubin = assemble(rewrite(template, weights).ptx, "sm_90", find_toolchain()).data
-    assert operands(CubinFile.read(cubin).words).named("IMAD.HI").any()
+    assert operands(CubinFile.read(cubin).words, SM_90).named("IMAD.HI").any()
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     direct = DirectAssembler.of(template, skeleton.data, "sm_90").assemble(weights, whole).data
     for code in (cubin, direct):

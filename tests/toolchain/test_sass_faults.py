@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import (
     NO_SCOREBOARD,
     READ_SCOREBOARD,
@@ -60,8 +61,8 @@ def test_what_is_taken_away_is_refused_unless_every_walk_does_without_it(
     for field, place, value in drawn.sample(list(faults(cubin.words)), DRAWN):
         words = cubin.words
         field.put(words[place : place + 1], value)
-        refused = bool(hazards.check(words, cubin.registers, targets))
-        code = Program(words, targets)
+        refused = bool(hazards.check(words, cubin.registers, SM_90, targets))
+        code = Program(words, targets, SM_90)
         found = [each for _ in range(WALKS) for each in Walk(code).run(drawn, STEPS)]
         assert refused or not found, (field, place, value, found[:3])
         verdicts[refused, bool(found)] += 1

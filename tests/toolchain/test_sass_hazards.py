@@ -11,6 +11,7 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.branches import branch_distances, put_branch_distances
 from codegen.sass.isa.encoding import (
     ALWAYS,
@@ -31,7 +32,6 @@ from codegen.sass.isa.encoding import (
     Field,
     Words,
 )
-from codegen.sass.isa.latencies import LONGEST
 from codegen.sass.isa.opcodes import (
     BRA,
     EXIT,
@@ -43,6 +43,7 @@ from codegen.sass.isa.opcodes import (
     LDS,
     OPCODES,
     PREDICATES,
+    Form,
     Slot,
 )
 from codegen.sass.isa.operands import operands, slots_read, slots_written
@@ -85,7 +86,7 @@ def changed(cubin: CubinFile, field: Field, place: int, value: int) -> Words:
 
 
 def is_refused(cubin: CubinFile, words: Words) -> bool:
-    return bool(hazards.check(words, cubin.registers))
+    return bool(hazards.check(words, cubin.registers, SM_90))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -156,7 +157,7 @@ class Dependence:
     cycles: int
 
 
-def fields(slots: tuple[Slot, ...], word: Words, resource: int) -> str:
+def fields(slots: Iterable[Slot], word: Words, resource: int) -> str:
     """The fields of a word [1, 2] that name a resource, and its number within each."""
     found = []
     for slot in slots:
@@ -172,21 +173,21 @@ def fields(slots: tuple[Slot, ...], word: Words, resource: int) -> str:
 def dependences(cubin: CubinFile) -> Iterator[Dependence]:
     """All of a cubin that are near."""
     words = cubin.words
-    code, opcodes = Program(words, cubin.jump_tables // WORD_BYTES), OPCODE.get(words)
+    code, opcodes = Program(words, cubin.jump_tables // WORD_BYTES, SM_90), OPCODE.get(words)
     reads = code.used.reads
     writer = code.used.writes.before(reads.resource, reads.word)
     near = (code.segment[writer] == code.segment[reads.word]) & ~code.asynchronous[writer]
-    near &= (writer >= 0) & (code.cycles[reads.word] - code.cycles[writer] <= LONGEST)
+    near &= (writer >= 0) & (code.cycles[reads.word] - code.cycles[writer] <= SM_90.latencies.longest)
     for first, second, resource in zip(
         *(each[near].tolist() for each in (writer, reads.word, reads.resource)), strict=True
     ):
         if code.guard[first] != ALWAYS or code.opposite(np.array([first]), np.array([second]))[0]:
             continue
-        names = [OPCODES[int(opcodes[place]) & KIND_MASK].name for place in (first, second)]
-        result = fields(slots_written(int(opcodes[first])), words[first : first + 1], resource)
-        operand = fields(slots_read(int(opcodes[second])), words[second : second + 1], resource)
-        form = int(opcodes[second]) >> FORM_SHIFT
-        kind = f"{names[0]} {result}", f"{names[1]} {operand} of form {form}"
+        written_by, read_by = (OPCODES[int(opcodes[place]) & KIND_MASK] for place in (first, second))
+        form = Form(opcodes[second] >> FORM_SHIFT)
+        result = fields(slots_written(written_by), words[first : first + 1], resource)
+        operand = fields(slots_read(read_by, form), words[second : second + 1], resource)
+        kind = f"{written_by.name} {result}", f"{read_by.name} {operand} of form {form}"
         yield Dependence(cubin, kind, first, second, int(code.cycles[second] - code.cycles[first]))
 
 
@@ -203,7 +204,7 @@ def is_refused_one_cycle_sooner(dependence: Dependence) -> bool:
     longest = dependence.writer + int(np.argmax(stalls))
     damaged = changed(dependence.cubin, STALL, longest, int(stalls.max()) - 1)
     reason = f"{dependence.cycles - 1} cycles after word {dependence.writer}, not {dependence.cycles}"
-    refused = hazards.check(damaged, dependence.cubin.registers)
+    refused = hazards.check(damaged, dependence.cubin.registers, SM_90)
     return any(each.word == dependence.reader and reason in each.reason for each in refused)
 
 
@@ -218,7 +219,7 @@ def test_a_chain_of_all_pairs_by_ptxas_is_accepted(chain: CubinFile) -> None:
 
 def test_a_result_one_cycle_sooner_than_ptxas_ever_leaves_it_is_refused(chain: CubinFile) -> None:
     """4 cycles between SHF and IMAD, which ptxas keeps 5 apart, gave wrong results on an H200."""
-    asynchronous = Program(chain.words, np.zeros(0, dtype=np.int64)).asynchronous
+    asynchronous = Program(chain.words, np.zeros(0, dtype=np.int64), SM_90).asynchronous
     in_chain = [each for each in nearest([chain], OFTEN_IN_CHAIN) if not asynchronous[each.reader]]
     elsewhere = nearest((CubinFile.read(cubin_for(name, "sm_90")) for name in KINDS), OFTEN)
     accepted = [each for each in in_chain + elsewhere if not is_refused_one_cycle_sooner(each)]
@@ -252,15 +253,17 @@ def test_a_register_is_not_loaded_in_the_cycle_after_a_multiply_add_reads_it() -
     loads = np.flatnonzero((opcodes[1:] == LDS) & (opcodes[:-1] == FFMA_IMMEDIATE) & (sources[:-1] == targets[1:]))
     assert len(loads)
     for place in loads.tolist():
-        found = hazards.check(changed(cubin, STALL, place, 1), cubin.registers)
+        found = hazards.check(changed(cubin, STALL, place, 1), cubin.registers, SM_90)
         assert any(f"1 cycles after word {place}, not 2" in each.reason for each in found)
 
 
 def test_a_branch_that_leaves_too_few_cycles_is_refused(cubin: CubinFile) -> None:
     taken = [
-        branch for branch, target in Program(cubin.words, np.zeros(0, np.int64)).branches.tolist() if branch != target
+        branch
+        for branch, target in Program(cubin.words, np.zeros(0, np.int64), SM_90).branches.tolist()
+        if branch != target
     ]
-    found = hazards.check(changed(cubin, STALL, taken[0], 4), cubin.registers)
+    found = hazards.check(changed(cubin, STALL, taken[0], 4), cubin.registers, SM_90)
     assert any("branches after 4 cycles, not 5" in each.reason for each in found)
 
 
@@ -279,21 +282,21 @@ def test_a_special_register_is_there_when_a_later_one_that_no_predicate_guards_i
     WRITE_SCOREBOARD.put(words[:1], 5)
     PREDICATE.put(words[1:2], guard)
     missing = ["reads UR7 before word 0 is waited for"]
-    assert [each.reason for each in hazards.check(words, 255)] == ([] if accepted else missing)
+    assert [each.reason for each in hazards.check(words, 255, SM_90)] == ([] if accepted else missing)
 
 
 def test_a_register_beyond_the_count_is_refused(cubin: CubinFile) -> None:
-    used = operands(cubin.words)
+    used = operands(cubin.words, SM_90)
     highest = int(used.writes.resource[used.writes.resource < PREDICATES].max())
     assert highest + 3 == cubin.registers
-    assert hazards.check(cubin.words, cubin.registers - 1)
+    assert hazards.check(cubin.words, cubin.registers - 1, SM_90)
 
 
 def test_an_address_overwritten_before_the_copies_that_read_it_have_read_it_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     assert (READ_SCOREBOARD.get(words) != NO_SCOREBOARD).any()
     READ_SCOREBOARD.put(words, NO_SCOREBOARD)
-    assert any("has read it" in each.reason for each in hazards.check(words, cubin.registers))
+    assert any("has read it" in each.reason for each in hazards.check(words, cubin.registers, SM_90))
 
 
 def test_a_branch_that_goes_nowhere_is_refused(cubin: CubinFile) -> None:
@@ -321,7 +324,7 @@ def test_a_branch_past_a_wait_is_refused(cubin: CubinFile) -> None:
 def test_code_that_runs_off_its_end_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     last = int(np.flatnonzero(OPCODE.get(words) == EXIT)[-1])
-    assert any("its end" in each.reason for each in hazards.check(words[:last], cubin.registers))
+    assert any("its end" in each.reason for each in hazards.check(words[:last], cubin.registers, SM_90))
 
 
 def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
@@ -330,7 +333,7 @@ def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
 
 def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
     with pytest.raises(MachineCodeError, match="opcode 0xabc"):
-        hazards.check(changed(cubin, OPCODE, 5, 0xABC), cubin.registers)
+        hazards.check(changed(cubin, OPCODE, 5, 0xABC), cubin.registers, SM_90)
     with pytest.raises(MachineCodeError, match="sm_80"):
         hazards.check_cubin(CubinFile.read(cubin_for(PLAIN, "sm_80")))
 
@@ -344,11 +347,11 @@ def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() ->
     before, after = products[products < load][-1], products[products > load][0]
     for place in (before, after):
         SOURCE_A.put(words[place : place + 1], DESTINATION.get(words[load : load + 1]))
-    assert not any("kept" in each.reason for each in hazards.check(words, cubin.registers))
+    assert not any("kept" in each.reason for each in hazards.check(words, cubin.registers, SM_90))
     REUSE.put(words[before : before + 1], 1)
-    assert any(f"as word {before} kept it" in each.reason for each in hazards.check(words, cubin.registers))
+    assert any(f"as word {before} kept it" in each.reason for each in hazards.check(words, cubin.registers, SM_90))
 
 
 def test_no_words_use_no_registers() -> None:
-    used = operands(np.zeros((0, 2), dtype=np.uint64))
+    used = operands(np.zeros((0, 2), dtype=np.uint64), SM_90)
     assert len(used.reads.word) == len(used.writes.word) == len(used.opcodes) == 0

@@ -1,6 +1,6 @@
 """Runs a cubin's words on the CPU, all threads at once as NumPy arrays: verification of machine code without a GPU.
 
-It supports the instructions that ptxas uses in the farm's kernels for sm_90, and refuses every other instruction and
+It supports the instructions that ptxas uses in the farm's kernels, and refuses every other instruction and
 every bit that it does not understand. Memory and its errors are those of the PTX emulator. Results arrive at once:
 whether the words wait for them is checked by `codegen/sass/verify`.
 """
@@ -27,12 +27,12 @@ from codegen.emulator.sass.memory_ops import MEMORY_OPS, STACK_END
 from codegen.emulator.sass.state import Instruction, Memories, State
 from codegen.errors import EmulationError, UnsupportedCodeError
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architecture import ConstantPlaces
+from codegen.sass.isa.architectures import ARCHITECTURES
 from codegen.sass.isa.branches import branch_distances
 from codegen.sass.isa.encoding import OPCODE, WORD_BYTES
 from codegen.sass.isa.opcodes import BAR, BRA, BRX, EXIT, UCGABAR_WAIT
 
-ARCHITECTURE: Final = 90
-KNOWN_ARCH: Final = f"sm_{ARCHITECTURE}"
 WORD_LIMIT: Final = 5_000_000
 """Words of one run, each over all its lanes, after which a loop counts as endless."""
 
@@ -40,8 +40,6 @@ _MEMORY_BYTES: Final = 1 << 30
 _DONE: Final = 2**31 - 1
 _WAITING: Final = 2**31 - 2
 _CONTROL: Final = (BRA, EXIT, BAR, BRX, UCGABAR_WAIT)
-_BLOCK_SIZE, _GRID_SIZE, _STACK_POINTER, _DESCRIPTOR = 0, 0xC, 0x28, 0x208
-"""Offsets in constant bank 0."""
 _PARAMETERS_AT, _PARAMETER, _FRAME_SIZE = 0x0A, 0x17, 0x11
 """Numbers of attributes of a cubin."""
 _RUNS: Final[dict[str, Run]] = {**INTEGERS, **FLOATS, **MEMORY_OPS}
@@ -61,10 +59,11 @@ def run(
     `shared_bytes` is the dynamic shared memory, `blocks` [n, 3] are the only blocks to run. Raises EmulationError,
     which names the word, its opcode and the reason.
     """
-    if cubin.capability != ARCHITECTURE:
-        raise EmulationError(f"machine code for sm_{cubin.capability}: the emulator supports sm_{ARCHITECTURE} only")
+    if (architecture := ARCHITECTURES.get(cubin.capability)) is None:
+        supported = ", ".join(each.name for each in ARCHITECTURES.values())
+        raise EmulationError(f"machine code for sm_{cubin.capability}: the emulator supports {supported}")
     chosen, of_cluster = chosen_blocks(grid, blocks, cubin.cluster), prod(cubin.cluster)
-    buffers, constants, known = _constants(cubin, grid, block, arguments)
+    buffers, constants, known = _constants(cubin, architecture.constants, grid, block, arguments)
     stack_bytes = _stack_bytes(cubin)
     of_block = prod(block) * (4 * cubin.registers + stack_bytes) + 6 * shared_bytes
     together = max(1, _MEMORY_BYTES // (of_cluster * of_block)) * of_cluster
@@ -79,16 +78,20 @@ def run(
         special = special_registers(grid, block, indices)
         special["%cluster_ctarank"] = (np.arange(lanes) // prod(block) % of_cluster).astype(np.uint32)
         with np.errstate(all="ignore"):
-            _Run(cubin, State(lanes, memories, special, ARCHITECTURE), prod(block)).until_all_ended(word_limit)
+            _Run(cubin, State(lanes, memories, special, architecture), prod(block)).until_all_ended(word_limit)
 
 
 def is_known(arch: str) -> bool:
     """Whether the emulator runs cubins for an architecture: sm_90, or sm_90a without its own instructions."""
-    return arch.rstrip("a") == KNOWN_ARCH
+    return arch.rstrip("a") in {each.name for each in ARCHITECTURES.values()}
 
 
 def _constants(
-    cubin: CubinFile, grid: Dimensions, block: Dimensions, arguments: Sequence[NDArray[Any] | int]
+    cubin: CubinFile,
+    places: ConstantPlaces,
+    grid: Dimensions,
+    block: Dimensions,
+    arguments: Sequence[NDArray[Any] | int],
 ) -> tuple[list[NDArray[Any]], NDArray[np.uint8], NDArray[np.bool_]]:
     """The arrays by buffer number, constant bank 0, and which of its bytes are known."""
     attributes = cubin.attributes
@@ -104,10 +107,10 @@ def _constants(
         data[offset : offset + len(value)] = np.frombuffer(value, dtype=np.uint8)
         known[offset : offset + len(value)] = True
 
-    put(_BLOCK_SIZE, struct.pack("<III", *block))
-    put(_GRID_SIZE, struct.pack("<III", *grid))
-    put(_STACK_POINTER, struct.pack("<I", STACK_END))
-    put(_DESCRIPTOR, bytes(8))
+    put(places.block, struct.pack("<III", *block))
+    put(places.grid, struct.pack("<III", *grid))
+    put(places.stack_pointer, struct.pack("<I", STACK_END))
+    put(places.descriptor, bytes(8))
     buffers: list[NDArray[Any]] = []
     for (_, offset, _), argument in zip(parameters, arguments, strict=True):
         if isinstance(argument, np.ndarray):
@@ -131,9 +134,9 @@ class _Run:
     def __init__(self, cubin: CubinFile, state: State, threads: int) -> None:
         words = cubin.words
         self._kernel, self._state, self._threads = cubin.kernel, state, threads
-        self._words = [Instruction(low | high << 64) for low, high in words.tolist()]
+        self._words = [Instruction(low | high << 64, state.architecture) for low, high in words.tolist()]
         self._opcodes = OPCODE.get(words).tolist()
-        self._distances = branch_distances(words, ARCHITECTURE).tolist()
+        self._distances = branch_distances(words, state.architecture.branch_pieces).tolist()
         controls = np.flatnonzero(np.isin(OPCODE.get(words), _CONTROL))
         targets = [i + 1 + self._distances[i] // WORD_BYTES for i in controls.tolist() if self._opcodes[i] == BRA]
         self._ends = sorted({*(controls + 1).tolist(), *(t for t in targets if 0 < t < len(words)), len(words)})

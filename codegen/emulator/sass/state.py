@@ -18,8 +18,9 @@ from codegen.emulator.memory.clusters import Clusters
 from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
 from codegen.emulator.memory.uninitialized import JUNK
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
-from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, LAST, OPCODES, UNIFORM_REGISTERS, Form, Opcode
+from codegen.sass.isa.opcodes import FORM_SHIFT, LAST, UNIFORM_REGISTERS, Form, Opcode
 
 UNIFORM_ZERO: Final = LAST[UNIFORM_REGISTERS]
 """URZ: reads as zero."""
@@ -46,9 +47,11 @@ class Memories:
 class State:
     """The lanes of all blocks, or a window of them, block after block. Registers are allocated when first named."""
 
-    def __init__(self, lanes: int, memories: Memories, special: Mapping[str, Lanes], capability: int) -> None:
+    def __init__(
+        self, lanes: int, memories: Memories, special: Mapping[str, Lanes], architecture: Architecture
+    ) -> None:
         self.lanes, self.first = lanes, 0
-        self.memories, self.special, self.capability = memories, special, capability
+        self.memories, self.special, self.architecture = memories, special, architecture
         self.fused = FusedMultiplyAdd(lanes)
         self._all = lanes
         self._rows: dict[int, Lanes] = {}
@@ -132,6 +135,7 @@ class Instruction:
     """One word as a number of 128 bits, and its decoded operands."""
 
     bits: int
+    architecture: Architecture
 
     def field(self, first: int, count: int = 1) -> int:
         return self.bits >> first & (1 << count) - 1
@@ -139,7 +143,7 @@ class Instruction:
     @cached_property
     def kind(self) -> Opcode:
         """The instruction's facts. Raises UnsupportedError if they are unknown here."""
-        known = OPCODES.get(self.field(0, 12) & KIND_MASK)
+        known = self.architecture.opcode(self.field(0, 12))
         if known is None or known.understood is None:
             raise UnsupportedError("this emulator does not know the instruction")
         return known

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from codegen.sass.assemble.scheduling import MOST_STALL, settle
 from codegen.sass.assemble.scoreboards import EARLY_STORES
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.opcodes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES, STG
@@ -46,12 +47,12 @@ class EarlyStores:
     """[accumulators]: the pass that each is finished in."""
 
     @staticmethod
-    def of(words: Words, accumulators: NDArray[np.int64], end: int) -> EarlyStores | None:
+    def of(words: Words, accumulators: NDArray[np.int64], end: int, architecture: Architecture) -> EarlyStores | None:
         """From the words behind the last chunk, the first `end` without branches; `accumulators` are registers.
 
         None where fewer outputs than passes can be finished early.
         """
-        used = operands(words)
+        used = operands(words, architecture)
         chains = _undisturbed(_chains(words, used, accumulators, end), used)
         early = [chain for chain in chains if chain.early][: len(accumulators) * (PASSES - 1) // PASSES]
         free = _free_predicates(words, used, chains)
@@ -77,8 +78,8 @@ class EarlyStores:
         encoding.WAIT.put(first, encoding.WAIT.get(first) | np.bitwise_or.reduce(waits[order]))
         words[rest[:1]] = first
         moved = words[[*order, *rest.tolist()]]
-        _keep_operands(moved)
-        _settle(moved, end)
+        _keep_operands(moved, architecture)
+        _settle(moved, end, architecture)
         return EarlyStores(moved, np.append(order, rest), np.array(passes, dtype=np.int64), pass_of_accumulator)
 
 
@@ -204,9 +205,9 @@ def _in_turn(chains: list[list[int]]) -> list[int]:
     return [chains[number][step] for number, step in numbers if 0 <= number < len(chains)]
 
 
-def _keep_operands(words: Words) -> None:
+def _keep_operands(words: Words, architecture: Architecture) -> None:
     """Adds waits, in place, for stores whose operands a later word overwrites: an old wait may have moved."""
-    used = operands(words)
+    used = operands(words, architecture)
     reads, writes = _by_word(used.reads, len(words)), _by_word(used.writes, len(words))
     late = used.asynchronous.tolist()
     read_boards = encoding.READ_SCOREBOARD.get(words).tolist()
@@ -228,12 +229,12 @@ def _keep_operands(words: Words) -> None:
         field.put(words, values)
 
 
-def _settle(words: Words, end: int) -> None:
+def _settle(words: Words, end: int, architecture: Architecture) -> None:
     """Sets the stalls of the words before `end`, in place; unknown instructions keep at least their own.
 
     A word that sets a scoreboard may now stand right before one that waits for it.
     """
-    used, stalls = operands(words), encoding.STALL.get(words)
+    used, stalls = operands(words, architecture), encoding.STALL.get(words)
     bare = (encoding.WRITE_SCOREBOARD.get(words) == NO_SCOREBOARD) & (
         encoding.READ_SCOREBOARD.get(words) == NO_SCOREBOARD
     )
@@ -242,7 +243,7 @@ def _settle(words: Words, end: int) -> None:
     waited = np.append(encoding.WAIT.get(words)[1:], 0)
     sets = 1 << encoding.WRITE_SCOREBOARD.get(words) | 1 << encoding.READ_SCOREBOARD.get(words)
     stalls = np.where(waited & sets, np.maximum(stalls, SETTLING_CYCLES), stalls)
-    settle(words, np.where(known & moves, 1, stalls), np.where(moves, MOST_STALL, stalls))
+    settle(words, np.where(known & moves, 1, stalls), np.where(moves, MOST_STALL, stalls), architecture)
 
 
 def _by_word(accesses: Accesses, count: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
-from codegen.sass.isa.latencies import register_cycles
+from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import FADD, HADD2, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 
 HALF_FMA = HFMA2_IMMEDIATE | encoding.ALWAYS << 12
@@ -21,23 +21,24 @@ _TO_FLOAT_HIGH = 1 << 78 - 64 | 1 << 72 - 64
 _PARTS = (2, 3)
 """Values of the field at bit 60 for the lower and the upper half of the operand."""
 _ADD = FADD | encoding.ALWAYS << 12
-_HALF_TO_FLOAT = register_cycles("half", "fma")
 _MATRIX_CYCLES = 11
 """From a result of the tensor cores' unit to any use."""
 
 
-def on_matrix_unit(result: NDArray[np.int64], addend: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+def on_matrix_unit(
+    result: NDArray[np.int64], addend: NDArray[np.int64], ends: NDArray[np.int64], latencies: Latencies
+) -> NDArray[np.bool_]:
     """[instructions]: whether a multiply-add goes to the tensor cores' unit; about half of them do.
 
     Its results come later. It takes multiply-adds whose accumulator is not added to again soon, nor read soon after one
     of the `ends`. `result` and `addend` are registers, or unique negative numbers for other instructions.
     """
     alone = result >= 0
-    soon = max(register_cycles("matrix", slot) for slot in ("half", "matrix"))
+    soon = max(latencies.between("matrix", slot) for slot in ("half", "matrix"))
     for distance in range(1, soon):
         same = result[:-distance] == addend[distance:]
         alone[:-distance] &= ~same
-        if distance < register_cycles("half", "matrix"):
+        if distance < latencies.between("half", "matrix"):
             alone[distance:] &= ~same
     for distance in range(_MATRIX_CYCLES):
         alone[np.maximum(ends - distance, 0)] = False
@@ -68,7 +69,11 @@ def reused(matrix: NDArray[np.bool_], load: NDArray[np.int64], element: NDArray[
 
 
 def added_up(
-    packed: NDArray[np.int64], wide: NDArray[np.int64], first: NDArray[np.bool_], free: NDArray[np.int64]
+    packed: NDArray[np.int64],
+    wide: NDArray[np.int64],
+    first: NDArray[np.bool_],
+    free: NDArray[np.int64],
+    latencies: Latencies,
 ) -> Words:
     """Words that add packed accumulators [accumulators] to float32 ones [accumulators, 2], or to zero if `first`.
 
@@ -86,7 +91,7 @@ def added_up(
         low += [_ADD | targets << 16 | addends << 24 | between << 32]
         high += [np.full(count, _TO_FLOAT_HIGH), np.zeros(count, dtype=np.int64)]
         stalls = np.ones(2 * count, dtype=np.int64)
-        stalls[count - 1] = max(1, _HALF_TO_FLOAT + 1 - count)
+        stalls[count - 1] = max(1, latencies.between("half", "fma") + 1 - count)
         stall.append(stalls)
     stall[-1][-1] = RESULT_CYCLES
     cycles = np.concatenate(stall)

@@ -13,6 +13,7 @@ from codegen.sass.assemble.overlapped_chunks import GapWords
 from codegen.sass.assemble.scheduling import MOST_STALL, control, passed_by, settle
 from codegen.sass.assemble.scoreboards import MOVES, WEIGHT_CODE, restore_copies, separate_early_loads
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, UNIFORM_REGISTERS
@@ -54,6 +55,7 @@ class GroupBody:
         gone = skeleton.markers[start:end]
         _put_epilogue(words, skeleton, start)
         restore_copies(words, skeleton.copies - start, skeleton.zeroed - start)
+        architecture = skeleton.architecture
         stalls, waits, reuse = (field.get(words) for field in (encoding.STALL, encoding.WAIT, encoding.REUSE))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}
         entry = np.zeros(len(splices), dtype=np.int64)
@@ -80,14 +82,16 @@ class GroupBody:
         own = encoding.STALL.get(skeleton.words[start:end])[~gone]
         words, cuts = words[~gone], place_of[skeleton.splices - start]
         gap = early_stores = None
-        scoreboards = separate_early_loads(words, int(cuts[-1])) if skeleton.overlaps else WEIGHT_CODE
+        scoreboards = separate_early_loads(words, int(cuts[-1]), architecture) if skeleton.overlaps else WEIGHT_CODE
         jumps = place_of[np.stack([skeleton.jumps, skeleton.targets], axis=1) - start]
         branches = encoding.OPCODE.get(skeleton.words[skeleton.jumps]) == BRA
         entry_stall = _shorten(words, own, cuts, jumps[branches], skeleton, head)
         if skeleton.overlaps:
             last = int(cuts[-1])
-            gap = GapWords.of(words, cuts, jumps[branches], skeleton.pointers, entry)
-            early_stores = EarlyStores.of(words[last:], skeleton.accumulators, _straight_length(words, last, jumps))
+            gap = GapWords.of(words, cuts, jumps[branches], skeleton.pointers, entry, architecture)
+            early_stores = EarlyStores.of(
+                words[last:], skeleton.accumulators, _straight_length(words, last, jumps), architecture
+            )
         return GroupBody(words, cuts, entry, place_of, gap, early_stores, entry_stall, scoreboards)
 
     @cached_property
@@ -114,11 +118,12 @@ def _shorten(
     the stalls without those of markers; `jumps` [branches, 2] are places. A word that a branch may pass keeps its
     stall, and does not count as cycles for a result. Nor do multiply-adds: a K group may have none.
     """
+    architecture = skeleton.architecture
     end, entry = int(cuts[-1 if skeleton.overlaps else 0]), len(head)
     cuts = cuts[cuts <= end]
     begin = entry + 1
     inner = np.concatenate([head, skeleton.words[skeleton.compare : skeleton.compare + 1], words])
-    passed = passed_by(np.concatenate([_branches(head), jumps + begin]), len(inner))
+    passed = passed_by(np.concatenate([_branches(head, architecture), jumps + begin]), len(inner))
     addresses = np.concatenate([skeleton.pointers, UNIFORM_REGISTERS + skeleton.uniform[:, np.newaxis]], axis=1)
     stalls = encoding.STALL.get(inner)
     stalls[entry] = MOST_STALL
@@ -128,25 +133,26 @@ def _shorten(
     )
     least[begin:] = np.minimum(np.maximum(least, np.where(sets, SETTLING_CYCLES, 0)), stalls)[begin:]
     least[begin + end :] = stalls[begin + end :]
-    settle(inner, least, stalls, passed, zip((cuts + begin).tolist(), addresses[: len(cuts)].tolist(), strict=True))
+    of_loads = zip((cuts + begin).tolist(), addresses[: len(cuts)].tolist(), strict=True)
+    settle(inner, least, stalls, architecture, passed, of_loads)
     words[:end] = inner[begin : begin + end]
     return int(encoding.STALL.get(inner)[entry])
 
 
 def head_of(skeleton: Skeleton, words: Words) -> Words:
     """The head with 0 as the number of the first K group."""
-    head = words[: skeleton.branch].copy()
+    head, architecture = words[: skeleton.branch].copy(), skeleton.architecture
     put_number(head[skeleton.first_group : skeleton.first_group + 1], 0, MOST_STALL)
     stalls = encoding.STALL.get(head)
     least = stalls.copy()
     least[skeleton.first_group] = 1
-    settle(head, least, stalls, passed_by(_branches(head), len(head)))
+    settle(head, least, stalls, architecture, passed_by(_branches(head, architecture), len(head)))
     return head
 
 
-def _branches(words: Words) -> NDArray[np.int64]:
+def _branches(words: Words, architecture: Architecture) -> NDArray[np.int64]:
     """[branches, 2]: place and target."""
-    return Program(words, np.zeros(0, dtype=np.int64)).branches
+    return Program(words, np.zeros(0, dtype=np.int64), architecture).branches
 
 
 def _straight_length(words: Words, begin: int, jumps: NDArray[np.int64]) -> int:
@@ -163,7 +169,7 @@ def without_marker_scoreboards(skeleton: Skeleton) -> Words:
     Where that later one is a marker, the earlier ones get its scoreboard, and the marker's place waits for them.
     """
     words = skeleton.words.copy()
-    used = operands(words)
+    used = operands(words, skeleton.architecture)
     never = (encoding.PREDICATE.get(words) == encoding.ALWAYS) & (encoding.NEGATED_PREDICATE.get(words) == 1)
     later, gone = used.asynchronous & ~never, skeleton.markers.copy()
     gone[[skeleton.first_group, *skeleton.zeroed.tolist()]] = True

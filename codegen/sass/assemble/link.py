@@ -13,9 +13,9 @@ from codegen.sass.assemble.overlapped_chunks import InsertedWords, interleaved
 from codegen.sass.assemble.scheduling import MOST_STALL, control
 from codegen.sass.assemble.weight_code import WeightCode, zeroes
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.branches import put_jump_distances
 from codegen.sass.isa.encoding import NO_SCOREBOARD, WORD_BYTES, Words
-from codegen.sass.isa.latencies import GUARD_CYCLES
 from codegen.sass.isa.opcodes import EXIT, NOP
 from codegen.sass.skeleton.marker_ptx import NO_GROUP
 from codegen.sass.skeleton.reader import Skeleton
@@ -83,7 +83,7 @@ def link(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupV
     of_nodes, later = np.array(nodes, dtype=np.int64).reshape(-1, 2).T
     jumps = np.concatenate([of_nodes, moved[:, skeleton.jumps].ravel()])
     targets = np.concatenate([begins[later], moved[:, skeleton.targets].ravel()])
-    _put_jumps(words, jumps, targets, skeleton.file.capability)
+    _put_jumps(words, jumps, targets, skeleton.architecture)
     moved[:, -1] = len(words)
     return skeleton.file.with_code(words, moved, skeleton.registers)
 
@@ -135,7 +135,7 @@ class _Code:
     def append_node(self, group: int) -> int:
         """Appends a branch taken by K groups from `group` on; returns its place."""
         branch = self.skeleton.words[self.skeleton.branch : self.skeleton.branch + 1]
-        self.append(self.compare(group, GUARD_CYCLES))
+        self.append(self.compare(group, self.skeleton.architecture.latencies.guard))
         self.append(branch)
         return self.length - 1
 
@@ -223,7 +223,7 @@ def _nop(stall: int) -> Words:
     return np.array([[NOP | encoding.ALWAYS << 12, int(high[0])]], dtype=np.uint64)
 
 
-def _put_jumps(words: Words, places: NDArray[np.int64], targets: NDArray[np.int64], capability: int) -> None:
+def _put_jumps(words: Words, places: NDArray[np.int64], targets: NDArray[np.int64], architecture: Architecture) -> None:
     jumps = words[places]
-    put_jump_distances(jumps, (targets - places - 1) * WORD_BYTES, capability)
+    put_jump_distances(jumps, (targets - places - 1) * WORD_BYTES, architecture)
     words[places] = jumps

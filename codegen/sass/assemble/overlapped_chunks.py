@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from codegen.sass.assemble.early_stores import EarlyStores
 from codegen.sass.assemble.operand_loads import OperandLoads
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.operands import operands
@@ -56,6 +57,7 @@ class GapWords:
         jumps: NDArray[np.int64],
         pointers: NDArray[np.int64],
         entry_waits: NDArray[np.int64],
+        architecture: Architecture,
     ) -> GapWords:
         """From a body without markers, cut by chunks [chunks]; `jumps` [branches, 2] are places: from, to.
 
@@ -72,7 +74,7 @@ class GapWords:
         passed = np.zeros(len(inner), dtype=np.bool_)
         for source, target in jumps.tolist():
             passed |= (place >= min(source, target)) & (place < max(source, target))
-        used = operands(inner)
+        used = operands(inner, architecture)
         room[passed | used.named(*_ALONE)] = 0
         chunk = np.searchsorted(cuts, place, side="right") - 1
         writes = used.writes

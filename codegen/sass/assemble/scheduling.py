@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
-from codegen.sass.isa.latencies import REGISTER_CYCLES, RESULTS, SLOTS
+from codegen.sass.isa.latencies import RESULTS, SLOTS
 from codegen.sass.verify.needs import measured, reloads
 from codegen.sass.verify.program import Places, Program
 
@@ -20,10 +21,6 @@ RESULT_CYCLES = 5
 MOST_STALL = 15
 _UNIFORM_READY: Final = 12
 """Cycles until a load uses a uniform result. ptxas's stores and copies use one after 9, none of its loads did."""
-READY_CYCLES: Final = np.where(
-    np.array(RESULTS) == "uniform", _UNIFORM_READY, REGISTER_CYCLES[:, SLOTS.index("memory")]
-)
-"""[result]: cycles until a load may use the result in its address."""
 _SHORT = 3
 """Stalls from here on let another warp issue: the yield bit is 0."""
 
@@ -56,6 +53,7 @@ def settle(
     words: Words,
     least: NDArray[np.int64],
     most: NDArray[np.int64],
+    architecture: Architecture,
     passed: NDArray[np.bool_] | None = None,
     addresses: Iterable[tuple[int, Iterable[int]]] = (),
 ) -> None:
@@ -64,7 +62,7 @@ def settle(
     Words `passed` by a branch keep their stalls, and do not count as cycles for results. `addresses` are places, and
     the registers used as addresses by loads that will be inserted before them.
     """
-    program = Program(words, np.zeros(0, dtype=np.int64))
+    program = Program(words, np.zeros(0, dtype=np.int64), architecture)
     if passed is None:
         passed = np.zeros(len(words), dtype=np.bool_)
     first = np.where(passed, program.stalls, least)
@@ -89,7 +87,9 @@ def settle(
 
 def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> tuple[Places, Places, Places]:
     """[needs]: words, the earlier words whose results or operands they use or overwrite, and the cycles between."""
-    writes = program.used.writes
+    writes, of_results = program.used.writes, program.architecture.latencies.registers
+    ready = np.where(np.array(RESULTS) == "uniform", _UNIFORM_READY, of_results[:, SLOTS.index("memory")])
+    """[result]: cycles until a load may use the result in its address."""
     found: list[tuple[Places, Places, Places]] = []
 
     def add(places: Places, resources: Places, cycles: Callable[[Places, Places, Places], Places]) -> None:
@@ -102,7 +102,7 @@ def _needs(program: Program, addresses: Iterable[tuple[int, Iterable[int]]]) -> 
         add(accesses.word, accesses.resource, partial(measured, program, writing=writing))
     for place, registers in addresses:
         resources = np.array(list(registers), dtype=np.int64)
-        add(np.full(len(resources), place), resources, lambda writer, *_: READY_CYCLES[program.results[writer]])
+        add(np.full(len(resources), place), resources, lambda writer, *_: ready[program.results[writer]])
     readers, places, _, cycles = reloads(program)
     found.append((places, readers, cycles))
     places, writers, cycles = (np.concatenate(each) for each in zip(*found, strict=True))

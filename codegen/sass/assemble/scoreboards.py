@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.operands import operands
@@ -34,14 +35,14 @@ _COPIES, _INSTEAD = 0, 1
 """For copies that pass through registers, and for the other users of that scoreboard."""
 
 
-def separate_early_loads(words: Words, last: int) -> tuple[int, ...]:
+def separate_early_loads(words: Words, last: int, architecture: Architecture) -> tuple[int, ...]:
     """Gives early loads of a group body a scoreboard of their own, in place; returns those left to the weight code.
 
     Early loads are loads from global memory whose results are used after the last chunk: values added to outputs.
     ptxas gives them any free scoreboard; the weight code uses all in turn, and would wait for global memory. The last
     chunk's multiply-adds come before word `last`.
     """
-    used = operands(words)
+    used = operands(words, architecture)
     written, read = encoding.WRITE_SCOREBOARD.get(words), encoding.READ_SCOREBOARD.get(words)
     loads = used.named("LDG") & (written != NO_SCOREBOARD)
     loads[last:] = False

@@ -284,7 +284,7 @@ def _set_waits(code: _Instructions, plan: _Plan) -> None:
 def _choose_fp16_units(code: _Instructions, plan: _Plan, skeleton: Skeleton) -> None:
     """Divides packed multiply-adds between HFMA2 and HFMA2.MMA, and sets the reuse flags of both."""
     at = plan.at_fma
-    matrix = on_matrix_unit(code.result, code.addend, plan.at_last)[at]
+    matrix = on_matrix_unit(code.result, code.addend, plan.at_last, skeleton.architecture.latencies)[at]
     code.low[at] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
     code.high[at] |= np.where(plan.is_first & ~matrix, ZERO_ADDEND, 0)
     code.reuse[at] = reused(matrix, plan.loads.run, skeleton.template.slot_element[plan.products.slot])
@@ -347,7 +347,7 @@ def _with_additions(
     words: Words, ends: NDArray[np.int64], skeleton: Skeleton, added: NDArray[np.bool_]
 ) -> tuple[Words, NDArray[np.int64]]:
     """The chunks that end at `ends`, with packed accumulators added to float32 ones at the end of chunks."""
-    pieces, done = [], 0
+    pieces, done, latencies = [], 0, skeleton.architecture.latencies
     longer = np.zeros(len(ends), dtype=np.int64)
     first = _times_added(added) == 0
     groups, chunks = np.nonzero(added.any(axis=2))
@@ -355,7 +355,7 @@ def _with_additions(
         which = np.flatnonzero(added[group, chunk])
         number = group * added.shape[1] + chunk
         packed, wide = skeleton.accumulators[which], skeleton.wide[which]
-        more = added_up(packed, wide, first[group, chunk, which], skeleton.free_registers(chunk))
+        more = added_up(packed, wide, first[group, chunk, which], skeleton.free_registers(chunk), latencies)
         pieces += [words[done : ends[number]], more]
         done, longer[number] = ends[number], len(more)
     return np.concatenate([*pieces, words[done:]]), ends + np.cumsum(longer)

@@ -5,48 +5,46 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import OPCODE, Field, Words
 from codegen.sass.isa.opcodes import BSSY
 
-_ONE_PIECE = 80
-"""An architecture on which BRA stores its distance in one piece, as BSSY does on all."""
 
-
-def branch_distances(words: Words, capability: int) -> NDArray[np.int64]:
+def branch_distances(words: Words, pieces: int) -> NDArray[np.int64]:
     """The distance of each BRA [instructions], in bytes from the next word, negative if backwards.
 
-    `capability` is the architecture's number, 90 for sm_90. From 90 on the distance is stored in two pieces.
+    `pieces` says how many fields hold it, one or two.
     """
     low, high = words[..., 0], words[..., 1]
     upper = (low >> np.uint64(34)) | (high << np.uint64(30))
     upper = (upper & np.uint64((1 << 48) - 1)).astype(np.int64)
-    if capability < 90:
+    if pieces == 1:
         return _signed(upper, 48) * 4
     lower = ((low >> np.uint64(16)) & np.uint64(0xFF)).astype(np.int64)
     return ((_signed(upper, 48) << 8) | lower) * 4
 
 
-def put_branch_distances(words: Words, distances: ArrayLike, capability: int) -> None:
+def put_branch_distances(words: Words, distances: ArrayLike, pieces: int) -> None:
     """Writes the distance of each BRA, in bytes from the next word; a multiple of 4."""
     quads = np.asarray(distances, dtype=np.int64) // 4
-    if capability >= 90:
+    if pieces == 2:
         Field(16, 8).put(words, quads & 0xFF)
         quads = quads >> 8
-    pieces = (quads & ((1 << 48) - 1)).astype(np.uint64)
-    Field(34, 30).put(words, pieces & np.uint64((1 << 30) - 1))
-    Field(64, 18).put(words, pieces >> np.uint64(30))
+    upper = (quads & ((1 << 48) - 1)).astype(np.uint64)
+    Field(34, 30).put(words, upper & np.uint64((1 << 30) - 1))
+    Field(64, 18).put(words, upper >> np.uint64(30))
 
 
-def jump_distances(words: Words, capability: int) -> NDArray[np.int64]:
+def jump_distances(words: Words, architecture: Architecture) -> NDArray[np.int64]:
     """The distance of each BRA or BSSY [instructions], in bytes from the next word; BSSY stores it in one piece."""
     one_piece = OPCODE.get(words) == BSSY
-    return np.where(one_piece, branch_distances(words, _ONE_PIECE), branch_distances(words, capability))
+    return np.where(one_piece, branch_distances(words, 1), branch_distances(words, architecture.branch_pieces))
 
 
-def put_jump_distances(words: Words, distances: NDArray[np.int64], capability: int) -> None:
+def put_jump_distances(words: Words, distances: NDArray[np.int64], architecture: Architecture) -> None:
     """Writes the distance of each BRA or BSSY, in bytes from the next word."""
     one_piece = OPCODE.get(words) == BSSY
-    for which, form in ((one_piece, _ONE_PIECE), (~one_piece, capability)):
+    for which, form in ((one_piece, 1), (~one_piece, architecture.branch_pieces)):
         chosen = words[which]
         put_branch_distances(chosen, distances[which], form)
         words[which] = chosen

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import (
     DESTINATION,
     OPCODE,
@@ -25,10 +26,8 @@ from codegen.sass.isa.encoding import (
 )
 from codegen.sass.isa.opcodes import (
     FORM_SHIFT,
-    KIND_MASK,
     LAST,
     MEMORY_UNITS,
-    OPCODES,
     PREDICATES,
     REGISTERS,
     UNIFORM_A,
@@ -129,7 +128,7 @@ class Operands:
         return np.array([opcode.asynchronous for opcode in self.opcodes], dtype=np.bool_)[self.opcode_of]
 
 
-def operands(words: Words) -> Operands:
+def operands(words: Words, architecture: Architecture) -> Operands:
     """Decodes the operands of words [instructions, 2]. Raises MachineCodeError for an unknown opcode."""
     numbers = OPCODE.get(words)
     counts = np.bincount(numbers)
@@ -137,37 +136,29 @@ def operands(words: Words) -> Operands:
     index = np.zeros(len(counts), dtype=np.int64)
     index[present] = np.arange(len(present))
     which = index[numbers]
-    for number in present.tolist():
-        if number & KIND_MASK not in OPCODES or number >> FORM_SHIFT == 0:
+    found = {number: architecture.opcode(number) for number in present.tolist()}
+    for number, known in found.items():
+        if known is None:
             place = int(np.argmax(numbers == number))
-            raise MachineCodeError(f"word {place} has the unknown opcode {number:#05x}")
+            raise MachineCodeError(f"word {place} has the unknown opcode {number:#05x} of {architecture.name}")
+    opcodes = tuple(each for each in found.values() if each is not None)
+    forms = tuple(number >> FORM_SHIFT for number in found)
     often = counts[present] > MANY
     seldom = np.flatnonzero(~often[which])
-    table = _SlotTable.of(tuple(present.tolist()))
+    table = _SlotTable.of(architecture, tuple(found))
     reads, writes = ([each] for each in table.uses(words[seldom], seldom, which[seldom]))
     for i in np.flatnonzero(often).tolist():
         places = np.flatnonzero(which == i)
         chosen = words[places]
-        for found, slots_of in ((reads, slots_read), (writes, slots_written)):
-            for slot in slots_of(int(present[i])):
-                found += _uses(slot, chosen, places)
-    opcodes = tuple(OPCODES[number & KIND_MASK] for number in present.tolist())
+        for slot in slots_read(opcodes[i], Form(forms[i])):
+            reads += _uses(slot, chosen, places)
+        for slot in slots_written(opcodes[i]):
+            writes += _uses(slot, chosen, places)
     return Operands(opcodes, which, Accesses.of(reads, len(words)), Accesses.of(writes, len(words)))
 
 
-@cache
-def slots_read(opcode: int) -> tuple[Slot, ...]:
-    """The operand slots that words of an opcode (twelve bits) read."""
-    return tuple(_slots_read(OPCODES[opcode & KIND_MASK], Form(opcode >> FORM_SHIFT)))
-
-
-@cache
-def slots_written(opcode: int) -> tuple[Slot, ...]:
-    """The operand slots that words of an opcode (twelve bits) write."""
-    return tuple(_slots_written(OPCODES[opcode & KIND_MASK]))
-
-
-def _slots_read(opcode: Opcode, form: Form) -> Iterator[Slot]:
+def slots_read(opcode: Opcode, form: Form) -> Iterator[Slot]:
+    """The operand slots that words of an opcode read."""
     for field in (PREDICATE, *opcode.reads):
         yield Slot(UNIFORM_PREDICATES if opcode.uniform else PREDICATES, field)
     yield from opcode.more_reads
@@ -192,7 +183,8 @@ def _slots_read(opcode: Opcode, form: Form) -> Iterator[Slot]:
         yield Slot(kind, high, high_width)
 
 
-def _slots_written(opcode: Opcode) -> Iterator[Slot]:
+def slots_written(opcode: Opcode) -> Iterator[Slot]:
+    """The operand slots that words of an opcode write."""
     if opcode.result:
         field, kind = (UNIFORM_DESTINATION, UNIFORM_REGISTERS) if opcode.uniform else (DESTINATION, REGISTERS)
         yield Slot(kind, field, opcode.result)
@@ -244,8 +236,12 @@ class _SlotTable:
 
     @staticmethod
     @lru_cache(64)
-    def of(opcodes: tuple[int, ...]) -> _SlotTable:
-        of_each = [(slots_read(opcode), slots_written(opcode)) for opcode in opcodes]
+    def of(architecture: Architecture, numbers: tuple[int, ...]) -> _SlotTable:
+        known = {number: opcode for number in numbers if (opcode := architecture.opcode(number)) is not None}
+        of_each = [
+            (tuple(slots_read(opcode, Form(number >> FORM_SHIFT))), tuple(slots_written(opcode)))
+            for number, opcode in known.items()
+        ]
         slots = [(slot, kind == 1) for both in of_each for kind in (0, 1) for slot in both[kind]]
         fields = [slot.field or Field(0, 0) for slot, _ in slots]
         conditions = [slot.only_if or slot.unless or Field(0, 0) for slot, _ in slots]

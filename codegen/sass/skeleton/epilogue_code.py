@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.kernels.placeholders import FIRST_BIAS
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import ZERO_REGISTER, Words
 from codegen.sass.isa.opcodes import (
     FADD_IMMEDIATE,
@@ -54,7 +55,7 @@ class AccumulatorMoves:
     """[words]: the accumulator's register."""
 
     @staticmethod
-    def of(words: Words, loads: NDArray[np.int64], count: int) -> AccumulatorMoves:
+    def of(words: Words, loads: NDArray[np.int64], count: int, architecture: Architecture) -> AccumulatorMoves:
         """From the loads of `count` accumulators. Raises MachineCodeError if no registers are left for them."""
         numbers = (encoding.OFFSET.get(words)[loads] - marker_ptx.ACCUMULATORS) // _WORD_BYTES
         if (
@@ -63,7 +64,7 @@ class AccumulatorMoves:
             or (encoding.SIZE.get(words)[loads] != 4).any()
         ):
             raise MachineCodeError("an accumulator is not loaded exactly once")
-        used = operands(words)
+        used = operands(words, architecture)
         everything = np.concatenate([used.reads.resource, used.writes.resource])
         first = int(everything[everything < PREDICATES].max()) + 1
         registers = first + np.arange(count)
@@ -86,7 +87,12 @@ class EpilogueCode:
 
     @staticmethod
     def of(
-        words: Words, opcodes: NDArray[np.int64], accumulators: Accumulators, pinned: NDArray[np.int64], end: slice
+        words: Words,
+        opcodes: NDArray[np.int64],
+        accumulators: Accumulators,
+        pinned: NDArray[np.int64],
+        end: slice,
+        architecture: Architecture,
     ) -> EpilogueCode:
         """Reads the code from the last marker to the end. Raises MachineCodeError for code of another form."""
         one = int(encoding.DESTINATION.get(words)[end.start])
@@ -108,7 +114,7 @@ class EpilogueCode:
         unpackings = _unpackings(words, opcodes, pinned, end, one)
         # A half outside the map is never stored, and has no bias.
         found = np.append(biases.words, unpackings)
-        if others := sorted(_readers(words, end, one) - set(found.tolist())):
+        if others := sorted(_readers(words, end, one, architecture) - set(found.tolist())):
             raise MachineCodeError(f"word {others[0]} reads the last marker but adds no bias")
         return EpilogueCode(biases, unpackings, none, unpackings)
 
@@ -140,9 +146,9 @@ def _biases(words: Words, opcodes: NDArray[np.int64], end: slice, one: int, accu
     return Biases(adds[chosen], added_to[chosen], numbers[chosen])
 
 
-def _readers(words: Words, end: slice, one: int) -> set[int]:
+def _readers(words: Words, end: slice, one: int, architecture: Architecture) -> set[int]:
     """The words that read the one before its register is written again."""
-    used = operands(words[end])
+    used = operands(words[end], architecture)
     writes = used.writes.word[(used.writes.resource == one) & (used.writes.word > 0)]
     until = int(writes.min()) if len(writes) else end.stop - end.start
     reads = used.reads.word[(used.reads.resource == one) & (used.reads.word > 0) & (used.reads.word <= until)]

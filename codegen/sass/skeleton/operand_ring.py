@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import BANKS
@@ -29,7 +30,14 @@ class OperandRing:
 
     @staticmethod
     def of(
-        words: Words, loads: NDArray[np.int64], stores: NDArray[np.int64], chunks: int, width: int, *, fewer: bool
+        words: Words,
+        loads: NDArray[np.int64],
+        stores: NDArray[np.int64],
+        chunks: int,
+        width: int,
+        architecture: Architecture,
+        *,
+        fewer: bool,
     ) -> OperandRing:
         """From the markers of a kernel; `width` is the number of registers of a place.
 
@@ -45,7 +53,7 @@ class OperandRing:
         registers = encoding.SOURCE_B.get(words)[stores]
         kept = registers == encoding.DESTINATION.get(words)[loads]
         if not overlaps:
-            writes = operands(words).writes
+            writes = operands(words, architecture).writes
             for beyond in range(width):
                 kept &= writes.following(registers + beyond, loads + 1) >= stores
         if not kept.all():

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.branches import jump_distances
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.opcodes import (
@@ -106,6 +108,10 @@ class Skeleton:
         return free
 
     @property
+    def architecture(self) -> Architecture:
+        return architecture_of(self.file.capability)
+
+    @property
     def registers(self) -> int:
         """Register count of the cubin: that of the skeleton, plus reserved accumulators."""
         return self.file.registers + (0 if self.moves is None else len(self.moves.registers))
@@ -113,12 +119,12 @@ class Skeleton:
     @cached_property
     def spill_bytes(self) -> int:
         """Bytes moved to local memory and back, as ptxas counts them."""
-        return _local_bytes(self.words)
+        return _local_bytes(self.words, self.architecture)
 
     @cached_property
     def loop_spill_bytes(self) -> int:
         """Bytes moved to local memory and back from the first chunk to the last; other moves happen once."""
-        return _local_bytes(self.words[self.splices[0] : self.splices[-1]])
+        return _local_bytes(self.words[self.splices[0] : self.splices[-1]], self.architecture)
 
     def accesses_of(self, exists: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The words that store outputs that do not exist, or load what is added to them.
@@ -135,9 +141,9 @@ class Skeleton:
     def read(cubin: bytes, template: MarkerPtx) -> Skeleton:
         """Reads a skeleton. Raises MachineCodeError with the reason if the assembler cannot use it."""
         file = CubinFile.read(cubin)
-        words = file.words
+        words, architecture = file.words, architecture_of(file.capability)
         opcodes = encoding.OPCODE.get(words)
-        compare, branch, body_end = _branch(words, opcodes, file.capability)
+        compare, branch, body_end = _branch(words, opcodes, architecture)
         places = _Places(words, opcodes)
         first_group = places.only(places.loads, marker_ptx.FIRST_GROUP, within=slice(0, branch), what="first K group")
         other = places.only(places.plain_stores, marker_ptx.LAST, within=slice(body_end, None), what="K group's number")
@@ -150,7 +156,7 @@ class Skeleton:
         moves: AccumulatorMoves | None
         if reserved:
             loads = places.several(places.loads, marker_ptx.ACCUMULATORS, epilogue)
-            moved = AccumulatorMoves.of(words, loads, count)
+            moved = AccumulatorMoves.of(words, loads, count, architecture)
             moves, initial, pinned = moved, np.zeros(0, dtype=np.int64), moved.registers
             ending = EpilogueCode.of_moved(words, opcodes, template.accumulators, epilogue)
         else:
@@ -158,10 +164,10 @@ class Skeleton:
             pinned = encoding.DESTINATION.get(words)[initial]
             if len(set(pinned.tolist())) != len(pinned):
                 raise MachineCodeError("two accumulators are in one register")
-            ending = EpilogueCode.of(words, opcodes, template.accumulators, pinned, epilogue)
-        pointers = _Pointers.of(words, places, template, body)
+            ending = EpilogueCode.of(words, opcodes, template.accumulators, pinned, epilogue, architecture)
+        pointers = _Pointers.of(words, places, template, body, architecture)
         loads, stores = (places.several(kind, marker_ptx.RING, body) for kind in (places.loads, places.all_stores))
-        ring = OperandRing.of(words, loads, stores, template.chunks, template.ring_width, fewer=reserved)
+        ring = OperandRing.of(words, loads, stores, template.chunks, template.ring_width, architecture, fewer=reserved)
         held = places.several(places.all_stores, marker_ptx.HELD_ACCUMULATORS, body).reshape(template.chunks, -1)
         if held.size and (encoding.SOURCE_B.get(words)[held] != pinned).any():
             raise MachineCodeError("an accumulator changes its register from chunk to chunk")
@@ -175,16 +181,16 @@ class Skeleton:
         if (of_chunk % in_order.shape[1]).any() or (of_chunk == 0).any():
             raise MachineCodeError("a use of an accumulator after a chunk comes before its markers")
         copies = loads_of(words, opcodes, body)
-        check_held(words, copies, zeroed)
+        check_held(words, copies, zeroed, architecture)
         markers = np.zeros(len(words), dtype=np.bool_)
         markers[np.concatenate([initial, ring.loads.ravel(), in_order.ravel(), [last], ending.stores])] = True
-        jumps, targets = _jumps(words, opcodes, body, markers, file.capability)
+        jumps, targets = _jumps(words, opcodes, body, markers, architecture)
         if not reserved:
-            _check_pinned(words, pinned, initial, ending.last_use, markers)
+            _check_pinned(words, pinned, initial, ending.last_use, markers, architecture)
         if ring.overlaps:
             in_ring = (ring.registers[0][:, np.newaxis] + np.arange(template.ring_width)).ravel()
             begin, end = (np.repeat(each, template.ring_width) for each in (ring.loads[0], ring.stores[-1]))
-            _check_pinned(words, in_ring, begin, end, markers)
+            _check_pinned(words, in_ring, begin, end, markers, architecture)
         count = len(template.accumulators.registers)
         skeleton = Skeleton(
             file=file,
@@ -220,8 +226,8 @@ class Skeleton:
         return skeleton
 
 
-def _local_bytes(words: Words) -> int:
-    local = words[operands(words).where("local")]
+def _local_bytes(words: Words, architecture: Architecture) -> int:
+    local = words[operands(words, architecture).where("local")]
     return sum(encoding.ACCESS_SIZES[size].bytes for size in encoding.SIZE.get(local).tolist())
 
 
@@ -279,14 +285,14 @@ class _Pointers:
     """[chunks, pointers]: bytes from the register to where the pointer points."""
 
     @staticmethod
-    def of(words: Words, places: _Places, template: MarkerPtx, body: slice) -> _Pointers:
+    def of(words: Words, places: _Places, template: MarkerPtx, body: slice, architecture: Architecture) -> _Pointers:
         together = marker_ptx.MARKED_TOGETHER
         per_chunk = len(range(1, template.pointers, together)) or 1
         found = places.several(places.all_stores, marker_ptx.POINTERS, body)
         if len(found) != per_chunk * template.chunks:
             raise MachineCodeError(f"{len(found)} markers of pointers for {template.chunks} chunks")
         markers = found.reshape(template.chunks, per_chunk)
-        if _changes_between(words, markers):
+        if _changes_between(words, markers, architecture):
             raise MachineCodeError("ptxas changes a pointer between two of its markers")
         first, number = markers[:, 0], np.arange(template.pointers - 1)
         data = encoding.SOURCE_B.get(words)[markers][:, number // together] + number % together
@@ -300,7 +306,7 @@ class _Pointers:
         )
 
 
-def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[int, int, int]:
+def _branch(words: Words, opcodes: NDArray[np.int64], architecture: Architecture) -> tuple[int, int, int]:
     """Places of the comparison of the K group, of the branch to `other`, and of `other`."""
     immediates = encoding.IMMEDIATE.get(words)
     compares = np.flatnonzero((opcodes == ISETP_IMMEDIATE) & (immediates == marker_ptx.NO_GROUP))
@@ -309,13 +315,13 @@ def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[
     compare = int(compares[0])
     predicate = int(FIRST_PREDICATE.get(words)[compare])
     jumps = np.flatnonzero(np.isin(opcodes, (BRA, BSSY)))
-    targets = jumps + 1 + jump_distances(words[jumps], capability) // encoding.WORD_BYTES
+    targets = jumps + 1 + jump_distances(words[jumps], architecture) // encoding.WORD_BYTES
     asks = (opcodes[jumps] == BRA) & (encoding.PREDICATE.get(words)[jumps] == predicate)
     after = np.flatnonzero(asks & (jumps > compare))
     if not len(after):
         raise MachineCodeError("ptxas branches on the K group in another way")
     branch, other = int(jumps[after[0]]), int(targets[after[0]])
-    writes = operands(words[compare + 1 : branch]).writes.resource
+    writes = operands(words[compare + 1 : branch], architecture).writes.resource
     if encoding.NEGATED_PREDICATE.get(words)[branch] or other <= branch or (writes == PREDICATES + predicate).any():
         raise MachineCodeError("ptxas branches on the K group in another way")
     if (targets[jumps < branch] > branch).any():
@@ -324,7 +330,7 @@ def _branch(words: Words, opcodes: NDArray[np.int64], capability: int) -> tuple[
 
 
 def _jumps(
-    words: Words, opcodes: NDArray[np.int64], body: slice, markers: NDArray[np.bool_], capability: int
+    words: Words, opcodes: NDArray[np.int64], body: slice, markers: NDArray[np.bool_], architecture: Architecture
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The body's branches and their targets. Raises MachineCodeError if one passes over a marker."""
     inside = opcodes[body]
@@ -332,7 +338,7 @@ def _jumps(
     if not set(control.tolist()) <= set(CONTROL):
         raise MachineCodeError("a K group has control flow that the assembler does not support")
     jumps = body.start + 1 + np.flatnonzero(np.isin(inside[1:], (BRA, BSSY)))
-    targets = jumps + 1 + jump_distances(words[jumps], capability) // encoding.WORD_BYTES
+    targets = jumps + 1 + jump_distances(words[jumps], architecture) // encoding.WORD_BYTES
     # BSSY names the place where diverged threads meet: it is no branch.
     parts = opcodes[jumps] == BRA
     before = np.cumsum(markers)
@@ -342,11 +348,11 @@ def _jumps(
     return jumps, targets
 
 
-def _changes_between(words: Words, markers: NDArray[np.int64]) -> bool:
+def _changes_between(words: Words, markers: NDArray[np.int64], architecture: Architecture) -> bool:
     """Whether a word between the markers of a chunk [chunks, markers] writes a register that one of them names."""
     apart = markers[(np.diff(markers, axis=1) > 1).any(axis=1)]
     for first, last in zip(apart[:, 0].tolist(), apart[:, -1].tolist(), strict=True):
-        used = operands(words[first : last + 1])
+        used = operands(words[first : last + 1], architecture)
         named = np.isin(used.reads.word + first, markers)
         if np.isin(used.writes.resource, used.reads.resource[named]).any():
             return True
@@ -368,10 +374,11 @@ def _check_pinned(
     initial: NDArray[np.int64],
     last_use: NDArray[np.int64],
     marks: NDArray[np.bool_],
+    architecture: Architecture,
 ) -> None:
     """Raises MachineCodeError if ptxas uses a register of an accumulator or the ring before its last use."""
     begin, end = int(initial.min()), int(last_use.max())
-    used = operands(words[begin : end + 1])
+    used = operands(words[begin : end + 1], architecture)
     number_of = np.full(2**10, -1)
     number_of[pinned] = np.arange(len(pinned))
     for accesses in (used.reads, used.writes):

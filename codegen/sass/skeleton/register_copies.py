@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import Field, Words
 from codegen.sass.isa.opcodes import LDG
 from codegen.sass.isa.operands import operands
@@ -32,7 +33,7 @@ def loads_of(words: Words, opcodes: NDArray[np.int64], within: slice) -> NDArray
     return found
 
 
-def check_held(words: Words, loads: NDArray[np.int64], until: NDArray[np.int64]) -> None:
+def check_held(words: Words, loads: NDArray[np.int64], until: NDArray[np.int64], architecture: Architecture) -> None:
     """Raises MachineCodeError if a result of the `loads` is read before the next of the words `until`.
 
     ptxas does so to move it to local memory where registers are short. All warps would wait for global memory before
@@ -40,7 +41,7 @@ def check_held(words: Words, loads: NDArray[np.int64], until: NDArray[np.int64])
     """
     if not len(loads) or not len(until):
         return
-    used = operands(words)
+    used = operands(words, architecture)
     writer = used.writes.before(used.reads.resource, used.reads.word)
     ends = np.append(until, len(words))[np.searchsorted(until, writer)]
     if (np.isin(writer, loads) & (used.reads.word < ends)).any():

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.sass.isa.encoding import SCOREBOARDS
-from codegen.sass.isa.latencies import LONGEST
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.isa.operands import Accesses
 from codegen.sass.verify.needs import needed
@@ -53,9 +52,9 @@ class _States:
     def at(self, chosen: NDArray[np.int64] | NDArray[np.bool_]) -> _States:
         return _States(self.pending[chosen], self.elapsed[chosen], self.start[chosen])
 
-    def keys(self, length: int) -> NDArray[np.int64]:
-        """A number that is unique to each state, in code of `length` words."""
-        return (self.pending * LONGEST + self.elapsed) * length + self.start
+    def keys(self, length: int, longest: int) -> NDArray[np.int64]:
+        """A number that is unique to each state, in code of `length` words with latencies of up to `longest` cycles."""
+        return (self.pending * longest + self.elapsed) * length + self.start
 
 
 def check_branches(code: Program) -> Iterator[Finding]:
@@ -63,6 +62,7 @@ def check_branches(code: Program) -> Iterator[Finding]:
     if not len(code.branches):
         return
     branches, targets = code.branches.T
+    longest = code.architecture.latencies.longest
     ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
     pending, waiting = _at_branches(code, branches, targets)
     backwards = targets <= branches
@@ -85,9 +85,9 @@ def check_branches(code: Program) -> Iterator[Finding]:
         passed = code.cycles[branches[branch]] + code.stalls[branches[branch]] - code.cycles[waiting.start[state]]
         passed[kind[state] != _CYCLES] = 0
         after = _States(waiting.pending[state], waiting.elapsed[state] + passed, targets[branch])
-        soon = np.flatnonzero(after.elapsed < LONGEST)
+        soon = np.flatnonzero(after.elapsed < longest)
         after, branch = after.at(soon), branch[soon]
-        keys, first = np.unique(after.keys(len(code)), return_index=True)
+        keys, first = np.unique(after.keys(len(code), longest), return_index=True)
         new = np.ones(len(first), dtype=np.bool_)
         # Only a backward branch can lead to a state that was seen before.
         again = np.flatnonzero(backwards[branch[first]])
@@ -161,7 +161,8 @@ def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
 def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
     """Results of fixed latency that may not have arrived."""
     after = np.append(code.cycles[branches] + code.stalls[branches], np.iinfo(np.int64).max)
-    in_time = np.append(branches, len(code))[np.searchsorted(after, code.cycles[writes.word] + LONGEST)]
+    until = code.cycles[writes.word] + code.architecture.latencies.longest
+    in_time = np.append(branches, len(code))[np.searchsorted(after, until)]
     word, resource, branch = _before_branches(code, branches, writes, in_time)
     last = _is_last(code, word, resource, branches[branch])
     word, resource, branch = word[last], resource[last], branch[last]

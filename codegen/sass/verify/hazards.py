@@ -1,4 +1,4 @@
-"""The hazard checker for sm_90: accepted machine code cannot read a register before its value is there.
+"""The hazard checker: accepted machine code cannot read a register before its value is there.
 
 It checks, along the code and along every branch:
 
@@ -21,35 +21,37 @@ import numpy as np
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import latencies
+from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, REUSE, SOURCE_A, WORD_BYTES, ZERO_REGISTER, Words
 from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.verify.branch_hazards import check_branches
 from codegen.sass.verify.cluster_barriers import check_cluster_barriers
 from codegen.sass.verify.needs import needed, reloads
-from codegen.sass.verify.program import ARCHITECTURE, Finding, Places, Program, resource_name
+from codegen.sass.verify.program import Finding, Places, Program, resource_name
 
 _SHOWN = 3
 """Findings in the message of an error."""
 
 
 def check_cubin(cubin: CubinFile) -> None:
-    """Raises MachineCodeError with the first findings, if there are any."""
-    if cubin.capability != ARCHITECTURE:
-        raise MachineCodeError(f"sm_{cubin.capability}: hazards are checked for sm_{ARCHITECTURE} only")
-    found = check(cubin.words, cubin.registers, cubin.jump_tables // WORD_BYTES)
+    """Raises MachineCodeError with the first findings, if there are any, or for an unknown architecture."""
+    found = check(cubin.words, cubin.registers, architecture_of(cubin.capability), cubin.jump_tables // WORD_BYTES)
     if found:
         shown = "; ".join(f"word {each.word}: {each.reason}" for each in found[:_SHOWN])
         more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise MachineCodeError(f"the code of {cubin.kernel} is refused: {shown}{more}")
 
 
-def check(words: Words, registers: int, jump_targets: Places | None = None) -> list[Finding]:
+def check(
+    words: Words, registers: int, architecture: Architecture, jump_targets: Places | None = None
+) -> list[Finding]:
     """Every hazard in a kernel's words [instructions, 2], sorted by word.
 
     `registers` is the cubin's count for a thread, `jump_targets` are the words that BRX may go to. Raises
     MachineCodeError for an unknown opcode.
     """
-    code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets)
+    code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets, architecture)
     found = [*_bounds(code, registers), *_waits(code), *_register_hazards(code), *_overwritten_operands(code)]
     found += [*_reloaded_operands(code), *check_branches(code), *_stale_reuse(code), *check_cluster_barriers(code)]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
@@ -126,7 +128,7 @@ def _register_hazards(code: Program) -> Iterator[Finding]:
             # A guarded writer may not have run, so an earlier one counts too, unless its result is certainly there.
             again = np.flatnonzero(code.guard[writer] != ALWAYS)
             places, resources, before = places[again], resources[again], writer[again]
-            recent = code.cycles[places] - code.cycles[before] < latencies.LONGEST
+            recent = code.cycles[places] - code.cycles[before] < code.architecture.latencies.longest
             again = np.flatnonzero(recent | code.unfinished(resources, before, places))
             places, resources, before = places[again], resources[again], before[again]
 
@@ -134,10 +136,10 @@ def _register_hazards(code: Program) -> Iterator[Finding]:
 def _too_early(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Iterator[Finding]:
     """Accesses at `places` to results of the words `writer`, if only guarded words write them in between."""
     passed = code.cycles[places] - code.cycles[writer]
-    doubtful = np.flatnonzero((passed < latencies.LONGEST) | (code.done[writer] > places))
+    doubtful = np.flatnonzero((passed < code.architecture.latencies.longest) | (code.done[writer] > places))
     writer, places, resources, passed = writer[doubtful], places[doubtful], resources[doubtful], passed[doubtful]
     unknown = code.asynchronous[writer]
-    late, near = unknown & (code.done[writer] > places), ~unknown & (passed < latencies.LONGEST)
+    late, near = unknown & (code.done[writer] > places), ~unknown & (passed < code.architecture.latencies.longest)
     if writing:
         late &= ~((code.queues[writer] > 0) & (code.queues[writer] == code.queues[places]))
     least = needed(code, writer, places, resources, writing=writing)

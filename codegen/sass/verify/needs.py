@@ -17,7 +17,6 @@ from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, UNIFORM_PREDICATES,
 from codegen.sass.verify import published_latencies as figures
 from codegen.sass.verify.program import Places, Program
 
-_MATRIX: Final = latencies.RESULTS.index("matrix")
 _TO_FLOAT: Final = Field(78, 1)
 """HADD2: the result is a float32."""
 _ADDEND_IN_REGISTERS: Final = [form for form in Form if not form.swapped]
@@ -31,17 +30,18 @@ def needed(code: Program, writer: Places, places: Places, resources: Places, *, 
 
 def measured(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Places:
     """The cycles of `needed` that ptxas leaves."""
+    least = code.architecture.latencies
     if writing:
-        both = (code.results[writer] == _MATRIX) & (code.results[places] == _MATRIX)
-        after = np.where(both, latencies.MATRIX_OVERWRITE_CYCLES, latencies.OVERWRITE_CYCLES[code.results[writer]])
+        both = (code.results[writer] == latencies.MATRIX) & (code.results[places] == latencies.MATRIX)
+        after = np.where(both, least.matrix_overwrite, least.overwrite[code.results[writer]])
         # A word that also reads the register is checked as a reader.
         return np.where(code.used.reads.hold(resources, places), 1, after)
     result, slot = result_class(code, writer, resources), slot_class(code, places, resources)
     guard = resources == PREDICATES + code.guard[places]
-    of_predicate = np.where(guard, latencies.GUARD_CYCLES, latencies.PREDICATE_CYCLES[result, slot])
-    of_register = np.maximum(latencies.REGISTER_CYCLES[result, slot], code.least_cycles[writer])
+    of_predicate = np.where(guard, least.guard, least.predicates[result, slot])
+    of_register = np.maximum(least.registers[result, slot], code.least_cycles[writer])
     moved = code.quick_uniform[writer]
-    of_uniform = np.where(moved, latencies.MOVED_UNIFORM_CYCLES, latencies.UNIFORM_CYCLES[slot])
+    of_uniform = np.where(moved, least.moved_uniform, least.uniform[slot])
     cycles = np.where(resources >= PREDICATES, of_predicate, of_register)
     return np.where(resources >= UNIFORM_REGISTERS, of_uniform, cycles)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.branches import branch_distances
 from codegen.sass.isa.encoding import (
     ALWAYS,
@@ -32,8 +32,6 @@ from codegen.sass.isa.latencies import result_index, slot_index
 from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Accesses, operands
 
-ARCHITECTURE: Final = 90
-"""The architecture that these rules are for."""
 Places = NDArray[np.int64]
 
 _INPUT_PREDICATE = Field(87, 4)
@@ -52,8 +50,9 @@ class Finding:
 class Program:
     """A kernel's words [instructions, 2]; `jump_targets` are the words that BRX may go to."""
 
-    def __init__(self, words: Words, jump_targets: Places) -> None:
-        used = operands(words)
+    def __init__(self, words: Words, jump_targets: Places, architecture: Architecture) -> None:
+        used = operands(words, architecture)
+        self.architecture = architecture
         self.words, self.used, self.jump_targets = words, used, jump_targets
         self.stalls = STALL.get(words)
         self.cycles = np.cumsum(self.stalls) - self.stalls
@@ -169,7 +168,7 @@ class Program:
 
     @cached_property
     def distances(self) -> Places:
-        return branch_distances(self.words, ARCHITECTURE)
+        return branch_distances(self.words, self.architecture.branch_pieces)
 
     @cached_property
     def branches(self) -> NDArray[np.int64]:

@@ -1,0 +1,54 @@
+"""What distinguishes the machine code of one architecture from that of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from codegen.sass.isa.latencies import Latencies
+from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, Opcode
+
+
+@dataclass(frozen=True)
+class ConstantPlaces:
+    """Offsets in constant bank 0."""
+
+    block: int = 0x0
+    grid: int = 0xC
+    stack_pointer: int = 0x28
+    descriptor: int = 0x208
+    """Of global memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """Facts about the words of an architecture, for whoever writes, checks or emulates them."""
+
+    capability: int
+    """90 for sm_90."""
+    opcodes: Mapping[int, Opcode]
+    """By the lower nine bits of the opcode."""
+    latencies: Latencies
+    special_opcodes: Mapping[int, Opcode] = field(default_factory=dict)
+    """By all twelve bits, instructions whose upper three bits are not a form."""
+    float_interval: int = 1
+    """Least cycles between two words of the float unit."""
+    scaled_addresses: bool = False
+    """Whether an address in shared memory may be a multiple of a register: [R.X4]."""
+    branch_pieces: int = 2
+    """Pieces of a word that hold the distance of a BRA."""
+    constants: ConstantPlaces = ConstantPlaces()
+    shared_base: int = 1024
+    """Address of the first byte of a block's own shared memory."""
+    second_form: bool = False
+    """Whether cubins hold the code a second time, in `.nv.capmerc`."""
+
+    @property
+    def name(self) -> str:
+        return f"sm_{self.capability}"
+
+    def opcode(self, number: int) -> Opcode | None:
+        """The facts of an opcode of twelve bits; None if it is unknown."""
+        if number in self.special_opcodes:
+            return self.special_opcodes[number]
+        return self.opcodes.get(number & KIND_MASK) if number >> FORM_SHIFT else None
