@@ -212,7 +212,7 @@ class Farm:
         archs = check_archs(options.archs, toolchain)
         named = [device.name for device in map(device_named, options.archs) if device]
         gpus = tuple(dict.fromkeys((*check_gpus(options.gpus, archs), *named)))
-        options = replace(options, archs=archs, gpus=gpus)
+        options = replace(options, archs=archs, gpus=gpus, trust=options.trust or self._settings.trust)
         book = replace(self.tuning_book(options.archs) if options.tuning else NO_RECORDS, ranking=rankings)
 
         qualifications = self._ledger.qualifications.known() if options.assembler == "auto" else NO_QUALIFICATIONS

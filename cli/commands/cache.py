@@ -245,7 +245,7 @@ def warn_of_other_ledgers(settings: Settings) -> None:
 
 
 @app.command("warm")
-@build_options(without={"optimisation", "assembler", "strict", "keep_going", "name"})
+@build_options(without={"optimisation", "assembler", "trust", "strict", "keep_going", "name"})
 def warm(request: BuildRequest) -> int:
     """Build the templates of models ahead of time, without a job.
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from cli.options.parse import accumulator_of, archs_of, assembler_of, bytes_of, form_of, input_shapes_of, names_of
+from cli.options.parse import (
+    accumulator_of,
+    archs_of,
+    assembler_of,
+    bytes_of,
+    form_of,
+    input_shapes_of,
+    names_of,
+    trust_of,
+)
 from cli.output.console import print_error
 from codegen.errors import CheckpointError
 from farm.jobs.model import BuildOptions
@@ -44,6 +53,15 @@ AssemblerName = Annotated[
         metavar="auto|ptxas|direct|patch",
         help="Assembler of machine code. auto: direct, without ptxas, where a GPU has qualified it; patch: "
         "ptxas once per mask, other checkpoints of that mask are patched into its code.",
+    ),
+]
+TrustName = Annotated[
+    str | None,
+    typer.Option(
+        "--trust",
+        metavar="qualified|checked",
+        help="What auto assembles directly: what a GPU has qualified (default), or also what was checked without one.",
+        show_default=False,
     ),
 ]
 NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records; choose tilings by the cost model.")]
@@ -113,6 +131,7 @@ def _build_request(
     ] = "16MB",
     optimisation: Optimisation = 3,
     assembler: AssemblerName = "auto",
+    trust: TrustName = None,
     no_tuning: NoTuning = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")] = False,
     keep_going: Annotated[
@@ -133,6 +152,7 @@ def _build_request(
         code_limit_bytes=bytes_of("--max-code-size", max_code_size, least=1),
         tuning=not no_tuning,
         assembler=assembler_of(assembler),
+        trust=trust_of(trust),
         gpus=tuple(names_of(gpu or ())),
     )
     return BuildRequest(tuple(models), options, input_shapes_of(input_shape or []), keep_going, name)

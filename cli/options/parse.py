@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from codegen.ir.layer_spec import DataType
 from codegen.ir.tiling import Accumulator, Form
-from codegen.sass.qualification import AssemblerChoice
+from codegen.sass.qualification import AssemblerChoice, Trust
 from codegen.target.gpus import arch_named
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 from farm.errors import UsageError
@@ -80,6 +80,15 @@ def assembler_of(value: str) -> AssemblerChoice:
             return value
         case _:
             raise UsageError(f"--assembler {value}: expected auto, ptxas, direct or patch")
+
+
+def trust_of(value: str | None) -> Trust | None:
+    """The evidence asked of direct code; None: as the settings say. Raises UsageError."""
+    match value:
+        case None | "qualified" | "checked":
+            return value
+        case _:
+            raise UsageError(f"--trust {value}: expected qualified or checked")
 
 
 def bytes_of(option: str, value: str, *, least: int = 0) -> int:

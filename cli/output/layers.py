@@ -309,7 +309,9 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
     if len(by_ptxas) < len(made):
         how = "made by value patches" if asked == "patch" else "assembled directly"
         others = ", the others by ptxas" if by_ptxas else ""
-        head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{others}")
+        evidence = dict.fromkeys(result.evidence for result in made if result.evidence)
+        why = f" ({'; '.join(evidence)})" if evidence else ""
+        head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{why}{others}")
     elif len(reasons) == 1:
         return [Text(f"all cubins made by ptxas: {reasons[0][0]}")]
     else:
@@ -376,6 +378,7 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
                 "fmas_deleted": result.fmas_deleted,
                 "optimisation": result.optimisation,
                 "assembler": result.assembler,
+                "evidence": result.evidence,
                 "fallback": result.fallback,
                 "registers": result.registers,
                 "spill_bytes": result.spill_bytes,

@@ -1,7 +1,8 @@
-"""Qualification: the choice between ptxas and the direct assembler, and the GPU results that permit the latter.
+"""Qualification: the choice between ptxas and the direct assembler, and the evidence that permits the latter.
 
 An architecture is qualified for a version of ptxas and a data type once a GPU of it has run many layers assembled both
-ways, with bit-identical outputs, by exactly the assembler sources in this package.
+ways, with bit-identical outputs, by exactly the assembler sources in this package. Any other architecture that the
+assembler supports is checked: its code passes every check that needs no GPU.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from codegen.ir.layer_spec import Conv2d, DataType, LayerSpec, is_bounded, is_ga
 from codegen.ir.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
-"""The assembler that a user asks for; `auto` is direct where it is qualified, else ptxas."""
+"""The assembler that a user asks for; `auto` is direct where that is trusted, else ptxas."""
 Assembler = Literal["ptxas", "direct", "patch"]
 """patch: weight values written into code that ptxas made once per mask (`value_patch.py`)."""
 CHOICES: tuple[AssemblerChoice, ...] = get_args(AssemblerChoice)
+
+Trust = Literal["qualified", "checked"]
+"""The least evidence of direct code that `auto` takes: equal outputs on a GPU, or the checks that need none."""
+TRUSTS: tuple[Trust, ...] = get_args(Trust)
+DEFAULT_TRUST: Trust = "qualified"
+CHECKED = "checked without a GPU"
+"""Evidence of direct code that no GPU has run."""
 
 QUALIFIED_LEVEL = 3
 """Optimisation level of the ptxas code that direct code is compared with."""
@@ -50,6 +58,8 @@ class Qualification:
     """Digest of the assembler's sources, from `codegen.keys.assembler_digest`."""
     passed: bool
     """Whether enough layers were compared and no output differed."""
+    gpu: str = ""
+    """Name of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,22 @@ class Qualifications:
 
     def of(self, arch: str, ptxas: str, data_type: DataType) -> frozenset[Qualification]:
         """Results that apply to the installed assembler."""
-        wanted = {Qualification(arch, ptxas, data_type, self.sources, passed) for passed in (True, False)}
-        return self.known & wanted
+        wanted = (arch, ptxas, data_type, self.sources)
+        return frozenset(each for each in self.known if (each.arch, each.ptxas, each.data_type, each.sources) == wanted)
+
+    def evidence(self, arch: str, ptxas: str, data_type: DataType) -> str:
+        """The evidence of direct code in words, such as `qualified on NVIDIA H200`."""
+        current = self.of(arch, ptxas, data_type)
+        wrong = sorted(each.gpu for each in current if not each.passed)
+        right = sorted(each.gpu for each in current if each.passed)
+        if wrong:
+            return f"wrong on {', '.join(wrong)}"
+        return f"qualified on {', '.join(right)}" if right else CHECKED
+
+    def untrusted_reason(self, arch: str, ptxas: str, data_type: DataType, trust: Trust) -> str:
+        """Why `auto` does not assemble directly with this trust, with the way out; empty if it does."""
+        failed = any(not each.passed for each in self.of(arch, ptxas, data_type))
+        return self.unqualified_reason(arch, ptxas, data_type) if failed or trust == "qualified" else ""
 
     def unqualified_reason(self, arch: str, ptxas: str, data_type: DataType) -> str:
         """Why direct code is not qualified, with the way out; empty if it is qualified."""
@@ -93,6 +117,7 @@ def assembler_for(
     qualifications: Qualifications = NO_QUALIFICATIONS,
     *,
     optimisation: int = QUALIFIED_LEVEL,
+    trust: Trust = DEFAULT_TRUST,
 ) -> tuple[Assembler, str]:
     """The assembler of a layer for an architecture, and why it is not the requested one: empty if it is."""
     if choice == "ptxas":
@@ -111,7 +136,7 @@ def assembler_for(
         return "ptxas", reason
     if choice == "auto" and optimisation != QUALIFIED_LEVEL:
         return "ptxas", f"direct code is qualified at -O{QUALIFIED_LEVEL}, not at -O{optimisation}"
-    if choice == "auto" and (reason := qualifications.unqualified_reason(arch, ptxas, spec.data_type)):
+    if choice == "auto" and (reason := qualifications.untrusted_reason(arch, ptxas, spec.data_type, trust)):
         return "ptxas", reason
     return "direct", ""
 

@@ -221,6 +221,7 @@ class CubinEntry(Entry):
     bytes: FileSize
     optimisation: Annotated[int, Field(ge=0, le=3)]
     assembler: Literal["ptxas", "direct", "patch"]
+    evidence: Annotated[str, StringConstraints(max_length=1000)] = ""
     registers: Count
     spill_bytes: Count
     ptx_sha256: Digest

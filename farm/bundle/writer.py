@@ -239,6 +239,7 @@ def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
         "bytes": result.cubin_bytes,
         "optimisation": result.optimisation,
         "assembler": result.assembler,
+        **({"evidence": result.evidence} if result.evidence else {}),
         "registers": result.registers,
         "spill_bytes": result.spill_bytes,
         "ptx_sha256": result.ptx,

@@ -14,6 +14,7 @@ from typing import Any
 
 import platformdirs
 
+from codegen.sass.qualification import Trust
 from farm.config.table import SETTINGS
 from farm.errors import UsageError
 
@@ -61,6 +62,8 @@ class Settings:
     """File of the keys that sign and verify action records; None: they are not signed."""
     jobs: int
     """Number of concurrent builds without a cluster."""
+    trust: Trust
+    """Evidence that the assembler `auto` asks of direct code."""
     nvcc: Path | None
     """None: the nvcc of the pinned wheels."""
     ptxas: Path | None

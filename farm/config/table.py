@@ -15,6 +15,7 @@ from typing import Any
 
 import platformdirs
 
+from codegen.sass.qualification import DEFAULT_TRUST, TRUSTS
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 
 LEAST_LIMIT_SECONDS = 3600.0
@@ -156,6 +157,12 @@ def _executor(value: Any) -> str:
     return str(value)
 
 
+def _trust(value: Any) -> str:
+    if value not in TRUSTS:
+        raise ValueError(" or ".join(TRUSTS))
+    return str(value)
+
+
 def _data_folder() -> Path:
     return Path(platformdirs.user_data_dir("farm"))
 
@@ -292,6 +299,11 @@ SETTINGS: tuple[Setting, ...] = (
         "submitter", "FARM_SUBMITTER", "ray", "submitter", TEXT,
         "The name that jobs are submitted under.",
         _login_name, "the login name",
+    ),
+    Setting(
+        "trust", "FARM_TRUST", "assembler", "trust", Kind(" or ".join(TRUSTS), _trust),
+        "What `--assembler auto` assembles directly: what a GPU has `qualified`, or also what is `checked` without.",
+        lambda: DEFAULT_TRUST, f"`{DEFAULT_TRUST}`",
     ),
     Setting(
         "nvcc", "FARM_NVCC", "toolchain", "nvcc", FILE,

@@ -11,7 +11,7 @@ from typing import Any
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
 from codegen.ir.tiling import Accumulator, Form, Part, Tiling
-from codegen.sass.qualification import Assembler, AssemblerChoice
+from codegen.sass.qualification import Assembler, AssemblerChoice, Trust
 from codegen.target.device_model import DeviceModel, device_for
 
 JOB_FORMAT = 1
@@ -80,7 +80,9 @@ class BuildOptions:
     tuning: bool = True
     """Whether tilings come from tuning records where there are some."""
     assembler: AssemblerChoice = "auto"
-    """Requested assembler; auto assembles directly where that is qualified, else with ptxas."""
+    """Requested assembler; auto assembles directly where that is trusted, else with ptxas."""
+    trust: Trust | None = None
+    """Evidence that auto asks of direct code; None: as the settings say, which a submission puts in."""
     gpus: tuple[str, ...] = ()
     """GPUs to be fast on; an architecture with none of them is compiled for its typical one."""
 
@@ -101,6 +103,7 @@ class BuildOptions:
             "code_limit_bytes": self.code_limit_bytes,
             "tuning": self.tuning,
             "assembler": self.assembler,
+            "trust": self.trust,
             "gpus": list(self.gpus),
         }
 
@@ -205,6 +208,8 @@ class BuildResult:
     """The assembler that made the machine code."""
     fallback: str = ""
     """Why ptxas was used instead of the direct assembler, in words."""
+    evidence: str = ""
+    """Evidence of direct code, such as `qualified on NVIDIA H200` or `checked without a GPU`; empty for other code."""
     launch: Launch | None = None
     """How to launch the cubin, from its record in the store; None without a cubin."""
     skeleton_seconds: float = 0.0

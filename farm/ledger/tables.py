@@ -141,6 +141,7 @@ results = Table(
     Column("optimisation", Integer, nullable=False),
     Column("assembler", String(16), nullable=False),
     Column("fallback", _Words, nullable=False),
+    Column("evidence", _Words, nullable=False),
     Column("launch", JSON(none_as_null=True)),
     Column("recorded_at", Double, nullable=False),
     PrimaryKeyConstraint("build", "arch", "part"),

@@ -51,7 +51,7 @@ class QualificationRecord:
         """The result for the assembler; None if too few layers were compared to tell."""
         if not self.passed and not self.wrong:
             return None
-        return Qualification(self.arch, self.ptxas, self.data_type, self.sources, self.passed)
+        return Qualification(self.arch, self.ptxas, self.data_type, self.sources, self.passed, self.gpu)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `record_of_json` is the inverse."""

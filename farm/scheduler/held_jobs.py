@@ -104,8 +104,8 @@ class HeldJobs:
         return plan(work, toolchain, self._qualifications(held_jobs))
 
     def _qualifications(self, held_jobs: Sequence[HeldJob]) -> Qualifications:
-        """The records of qualification, if a job uses the assembler `auto`."""
-        asked = any(held.job.options.assembler == "auto" for held in held_jobs)
+        """The records of qualification, if a job may be assembled directly."""
+        asked = any(held.job.options.assembler in ("auto", "direct") for held in held_jobs)
         return self._ledger.qualifications.known() if asked else NO_QUALIFICATIONS
 
     def _read(self, job_id: str, toolchain: Toolchain) -> HeldJob | None:
@@ -278,11 +278,13 @@ class HeldJobs:
             self._say(held, "error", made.about(name))
         else:
             skeleton_seconds = 0.0 if hit else result.skeleton_seconds
-            facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas}
+            evidence = target.evidence if made.assembler == "direct" else ""
+            facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas, "evidence": evidence}
             del facts["sampled"]  # stands in the log and in the store's record only
             build_result = replace(known, **facts, skeleton_seconds=skeleton_seconds)
             level = f", at -O{known.optimisation}" if result.instead_of else ""
             how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, {made.assembled}"
+            how += f", {evidence}" if evidence else ""
             self._say(held, "info", f"{name}: {known.outcome.value}{level}, {how}")
             self._set_waits([held], "")
         self._results.append(build_result)

@@ -10,7 +10,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import needs_clusters, template_cost
 from codegen.keys import TemplateKey, cubin_key, template_key
-from codegen.sass.qualification import NO_QUALIFICATIONS, Assembler, Qualifications, assembler_for
+from codegen.sass.qualification import DEFAULT_TRUST, NO_QUALIFICATIONS, Assembler, Qualifications, assembler_for
 from codegen.selection.code_size import average_instructions
 from codegen.selection.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.target.arch import virtual_arch
@@ -32,6 +32,8 @@ class Target:
     """Index of the part in the build's parts."""
     left_to_ptxas: str = field(default="", compare=False)
     """Why ptxas assembles it instead of the assembler that the job asks for; empty otherwise."""
+    evidence: str = field(default="", compare=False)
+    """Evidence of direct code; empty for ptxas and value patches."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,10 @@ def plan(
                         assembler=assembler,
                         whole=whole,
                     )
-                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number, reason))
+                evidence = ""
+                if assembler == "direct":
+                    evidence = qualifications.evidence(arch, toolchain.ptxas_version, build.spec.data_type)
+                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number, reason, evidence))
                 if template.key not in template_fields:
                     template_fields[template.key] = of_template.fields()
                 if key not in cubin_fields:
@@ -135,8 +140,16 @@ def assembler_of(
     qualifications: Qualifications,
 ) -> tuple[Assembler, str]:
     """The assembler of a layer for an architecture, and why it is not the requested one (empty if it is)."""
-    version, level = toolchain.ptxas_version, options.optimisation
-    return assembler_for(options.assembler, spec, tiling, arch, version, qualifications, optimisation=level)
+    return assembler_for(
+        options.assembler,
+        spec,
+        tiling,
+        arch,
+        toolchain.ptxas_version,
+        qualifications,
+        optimisation=options.optimisation,
+        trust=options.trust or DEFAULT_TRUST,
+    )
 
 
 def no_longer_whole(

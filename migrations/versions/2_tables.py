@@ -126,6 +126,7 @@ def _create_job_tables() -> None:
         sa.Column("optimisation", sa.Integer(), nullable=False),
         sa.Column("assembler", sa.String(16), nullable=False),
         sa.Column("fallback", sa.Text(), nullable=False),
+        sa.Column("evidence", sa.Text(), nullable=False),
         sa.Column("launch", sa.JSON(none_as_null=True)),
         sa.Column("recorded_at", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(["build"], ["builds.id"], name=op.f("fk_results_build")),

@@ -11,12 +11,13 @@ import pytest
 
 from cli.main import run
 from cli.options.parse import assembler_of
+from codegen.keys import assembler_digest
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
 from codegen.sass.verify.hazards import check_cubin
 from farm.api import Farm
-from farm.config.settings import Settings
+from farm.config.settings import Settings, load_settings
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
@@ -88,9 +89,9 @@ def test_bundle_inspect_and_store_say_who_made_the_code(
     manifest = manifest_of(tmp_path / "out")
     validator().validate(manifest)
     cubins = [each["cubins"]["sm_90"] for one in manifest["layers"] for each in one["launches"]]
-    assert [cubin["assembler"] for cubin in cubins] == ["direct", "direct"]
+    assert [(cubin["assembler"], cubin["evidence"]) for cubin in cubins] == [("direct", "checked without a GPU")] * 2
     assert run(["inspect", job.id]) == 0
-    assert "2 of 2 cubins assembled directly\n" in capsys.readouterr().out
+    assert "2 of 2 cubins assembled directly (checked without a GPU)\n" in capsys.readouterr().out
     assert run(["cache", "ls"]) == 0
     assert re.search(r"^skeleton +2 ", capsys.readouterr().out, re.MULTILINE)
 
@@ -105,7 +106,7 @@ def test_what_the_assembler_does_not_know_ptxas_does_and_the_job_says_why(
     assert sorted(made.values()) == ["direct", "direct", "ptxas", "ptxas"]
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
-    assert "2 of 4 cubins assembled directly, the others by ptxas\n" in shown
+    assert "2 of 4 cubins assembled directly (checked without a GPU), the others by ptxas\n" in shown
 
 
 def test_full_templates_are_left_to_ptxas(farm: Farm, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +140,7 @@ def test_qualified_code_is_assembled_directly_by_default_and_the_rest_says_why_n
     assert made == {("sm_90", "direct", ""), ("sm_80", "ptxas", "the direct assembler supports sm_90, not sm_80")}
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
-    assert "2 of 4 cubins assembled directly, the others by ptxas\n" in shown
+    assert "2 of 4 cubins assembled directly (qualified on NVIDIA Made-Up), the others by ptxas\n" in shown
     assert "2 by ptxas: the direct assembler supports sm_90, not sm_80\n" in shown
     told = next(check.text for check in farm.doctor() if check.name == "assembler")
     assert told.startswith(f"sm_90 float32 without ptxas {version} (the same in 5,000 layers on NVIDIA Made-Up); ")
@@ -159,6 +160,28 @@ def test_once_the_assembler_has_changed_ptxas_is_back_and_the_job_and_the_doctor
     reason = "the assembler has changed since; run farm qualify on such a GPU"
     assert reason in capsys.readouterr().out
     assert reason in next(check.text for check in farm.doctor() if check.name == "assembler")
+
+
+def test_a_trust_lets_auto_take_what_no_gpu_has_run_and_the_bytes_do_not_depend_on_it(
+    farm: Farm, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stale = qualified(ptxas=farm.toolchain.ptxas_version, sources="0" * 64)
+    record(settings, stale)
+    [careful] = farm.compile([NET], BuildOptions(("sm_90",)))
+    [job] = farm.compile([NET], BuildOptions(("sm_90",), trust="checked"))
+    monkeypatch.setenv("FARM_TRUST", "checked")
+    with Farm.open(load_settings()) as trusting:
+        [by_setting] = trusting.compile([NET], BuildOptions(("sm_90",)))
+    record(settings, replace(stale, sources=assembler_digest()))
+    [qualified_now] = farm.compile([NET], BuildOptions(("sm_90",)))
+    jobs = (careful, job, by_setting, qualified_now)
+    assert [{(each.assembler, each.evidence) for each in farm.inspect(one.id).results} for one in jobs] == [
+        {("ptxas", "")},
+        {("direct", "checked without a GPU")},
+        {("direct", "checked without a GPU")},
+        {("direct", "qualified on NVIDIA Made-Up")},
+    ]
+    assert len({tuple(each.cubin_key for each in farm.inspect(one.id).results) for one in jobs[1:]}) == 1
 
 
 def record(settings: Settings, *records: QualificationRecord) -> None:

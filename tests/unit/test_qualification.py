@@ -10,7 +10,7 @@ import pytest
 from codegen.ir.layer_spec import Conv2d, DataType
 from codegen.ir.tiling import Tiling
 from codegen.keys import ASSEMBLER_SOURCES, MACHINE_SOURCES, assembler_digest, source_files
-from codegen.sass.qualification import Assembler, AssemblerChoice, assembler_for
+from codegen.sass.qualification import CHECKED, Assembler, AssemblerChoice, Trust, assembler_for
 from codegen.source_digest import python_code
 from farm.errors import UsageError
 from farm.qualification import files
@@ -30,9 +30,10 @@ def assembler_with(
     ptxas: str = PTXAS,
     data_type: DataType = "float32",
     optimisation: int = 3,
+    trust: Trust = "qualified",
 ) -> tuple[Assembler, str]:
-    spec = Conv2d(8, 12, 12, 8, 3, 3, data_type=data_type)
-    return assembler_for(choice, spec, TILING, arch, ptxas, qualifications_of(records), optimisation=optimisation)
+    spec, known = Conv2d(8, 12, 12, 8, 3, 3, data_type=data_type), qualifications_of(records)
+    return assembler_for(choice, spec, TILING, arch, ptxas, known, optimisation=optimisation, trust=trust)
 
 
 def test_qualified_code_is_assembled_directly_by_default() -> None:
@@ -57,6 +58,27 @@ def test_any_other_record_qualifies_nothing_and_the_reason_names_the_way_out(
     assembler, found = assembler_with(qualified(**changes))
     assert assembler == "ptxas"
     assert reason in found
+
+
+@pytest.mark.parametrize("changes", [{"sources": "0" * 64}, {"ptxas": "13.1.2"}, {"arch": "sm_80"}, {"layers": 10}])
+def test_code_that_no_gpu_has_run_as_it_is_now_is_checked_and_taken_on_request(changes: dict[str, Any]) -> None:
+    old = qualified(**changes)
+    assert assembler_with(old)[0] == "ptxas"
+    assert assembler_with(old, trust="checked") == ("direct", "")
+    assert qualifications_of([old]).evidence("sm_90", PTXAS, "float32") == CHECKED
+    current = qualifications_of([old, qualified()])
+    assert current.evidence("sm_90", PTXAS, "float32") == "qualified on NVIDIA Made-Up"
+
+
+def test_code_that_a_gpu_found_wrong_is_taken_with_no_trust() -> None:
+    wrong = qualified(gpu="NVIDIA Other", wrong=2)
+    assert "a GPU found wrong outputs" in assembler_with(qualified(), wrong, trust="checked")[1]
+    assert qualifications_of([qualified(), wrong]).evidence("sm_90", PTXAS, "float32") == "wrong on NVIDIA Other"
+
+
+def test_an_unsupported_architecture_and_another_level_are_left_to_ptxas_with_any_trust() -> None:
+    assert assembler_with(arch="sm_75", trust="checked")[0] == "ptxas"
+    assert assembler_with(optimisation=1, trust="checked")[0] == "ptxas"
 
 
 def test_one_failure_outweighs_a_pass_on_another_gpu() -> None:
