@@ -24,7 +24,7 @@ from farm.errors import UsageError
 from farm.executors.contract import Executor, WorkerState
 from farm.store.contract import Store
 from farm.store.memory import MemoryStore
-from farm.worker.messages import Failure, Fault, Request, Result, TemplateRequest, failed
+from farm.worker.messages import Failure, Fault, Request, Result, failed
 
 QUEUED_PER_PROCESS = 3
 """Queued requests per process: it picks one whose template it has parsed already, if there is one."""
@@ -250,15 +250,15 @@ class ProcessExecutor(Executor):
     def _choose(self, process: WorkerProcess) -> Request | None:
         """The next request for a process, among those that fit into memory.
 
-        The first if that is a template; else a cubin whose template this process has parsed, or no other process has.
+        The first turn; then a cubin whose template this process has parsed, or no other process has.
         """
         room = memory_bytes() - sum(each.request.memory_bytes for each in self._running.values())
         fit = [each for each in self._waiting.values() if each.memory_bytes <= room or not self._running]
-        if not fit or isinstance(fit[0], TemplateRequest):
-            return fit[0] if fit else None
         others = set[str]().union(*(each.templates for each in self._processes if each is not process))
         return min(
-            fit, key=lambda request: (request.template_key not in process.templates, request.template_key in others)
+            fit,
+            key=lambda each: (each.turn, each.template_key not in process.templates, each.template_key in others),
+            default=None,
         )
 
 

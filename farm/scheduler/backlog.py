@@ -1,4 +1,4 @@
-"""The backlog: tasks that are still to be built and not submitted, longest first in each group, with running sums."""
+"""The backlog: tasks that are still to be built and not submitted, shortest first in each group, with running sums."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from farm.scheduler.task import TO_BUILD, Rank, State, Task
+from farm.worker.messages import Turn
 
-Place = tuple[float, bool]
-"""A group's place in the queue: the order of its tasks, and whether they are cubins."""
+Place = tuple[float, Turn]
+"""A group's place in the queue: the order of its tasks, and their turn."""
 
 
 @dataclass
 class Group:
-    """Unsubmitted templates, or cubins, of one order; never empty."""
+    """Unsubmitted tasks of one order and turn; never empty."""
 
     seconds: float = 0.0
     """Sum of their predicted seconds."""
@@ -24,25 +25,29 @@ class Group:
         return len(self._ranked)
 
     def __iter__(self) -> Iterator[Task]:
-        """The tasks, longest first."""
+        """The tasks, shortest first."""
         return (task for _, _, task in self._ranked)
+
+    def __reversed__(self) -> Iterator[Task]:
+        """The tasks, longest first."""
+        return (task for _, _, task in reversed(self._ranked))
 
     @property
     def longest_seconds(self) -> float:
         """Predicted seconds of the longest task."""
-        return -self._ranked[0][0]
+        return self._ranked[-1][0]
 
     def add(self, rank: Rank, task: Task) -> None:
         """Add a task of that rank."""
-        _, _, negative_seconds, number = rank
-        insort(self._ranked, (negative_seconds, number, task))
-        self.seconds -= negative_seconds
+        _, _, seconds, number = rank
+        insort(self._ranked, (seconds, number, task))
+        self.seconds += seconds
 
     def remove(self, rank: Rank) -> None:
         """Remove the task that was added with that rank."""
-        _, _, negative_seconds, number = rank
-        del self._ranked[bisect_left(self._ranked, (negative_seconds, number), key=lambda each: each[:2])]
-        self.seconds += negative_seconds
+        _, _, seconds, number = rank
+        del self._ranked[bisect_left(self._ranked, (seconds, number), key=lambda each: each[:2])]
+        self.seconds -= seconds
 
 
 class Backlog:

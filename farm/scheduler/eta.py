@@ -12,9 +12,9 @@ from farm.ledger.running import Outlook
 from farm.scheduler.backlog import Group, Place
 from farm.scheduler.clock import Clock
 from farm.scheduler.run import CubinDone, Event, TemplateDone
-from farm.scheduler.task import CubinTask, State, Task
+from farm.scheduler.task import URGENT, CubinTask, State, Task
 from farm.scheduler.task_graph import TaskGraph
-from farm.worker.messages import CubinFacts, CubinRequest, Request
+from farm.worker.messages import CubinFacts, CubinRequest, Request, Turn
 
 REQUEST_SECONDS = 0.05
 """Overhead of a request besides its tool: reading, rewriting, store access, transfer to and from a worker."""
@@ -23,7 +23,8 @@ MEMORY_SECONDS = 300.0
 KNOWN_SHARE = 0.03
 """Share of the work that must be done, besides one run of ptxas, before an end is predicted."""
 URGENT_SHARE = 0.9
-"""A task that takes this share of the remaining time starts next: started last, it would delay the end."""
+"""A task that takes this share of the remaining time starts next: started last, it would delay the end. One slot is
+left for the others, so that results still come."""
 PRIOR_SECONDS = 0.5
 """Weight of the initial assumption, as seconds of predicted work."""
 LEFT_OF_LATE = 0.1
@@ -170,7 +171,7 @@ class EtaEstimator:
         all_left = sum(submitted.values()) + sum(each.seconds for each in groups)
         work = self._work + begun
         ends, last = self._ends(job_ids, submitted, groups, begun)
-        self._expedite(groups, URGENT_SHARE * all_left / self._slots)
+        self._expedite(submitted, groups, URGENT_SHARE * all_left / self._slots)
         known = self._work >= KNOWN_SHARE * (work + all_left) and self._ptxas.known
         share = work / max(work + all_left, 1e-9)
         of_jobs = dict.fromkeys(job_ids, 0)
@@ -180,8 +181,8 @@ class EtaEstimator:
         return Estimate(running, share, last if known else None, outlooks)
 
     def _expected(self, place: Place, group: Group) -> _ExpectedGroup:
-        order, is_cubin = place
-        ratio = self._ratios[is_cubin]
+        order, turn = place
+        ratio = self._ratios[turn is not Turn.TEMPLATE]
         return _ExpectedGroup(
             order,
             group,
@@ -189,14 +190,22 @@ class EtaEstimator:
             REQUEST_SECONDS + ratio * group.longest_seconds,
         )
 
-    def _expedite(self, groups: Sequence[_ExpectedGroup], least_seconds: float) -> None:
-        """Put ready tasks that take at least that long before all jobs."""
+    def _expedite(
+        self, submitted: Mapping[Task, float], groups: Sequence[_ExpectedGroup], least_seconds: float
+    ) -> None:
+        """Put ready tasks that take at least that long before all jobs, on all slots but one."""
+        long: list[Task] = []
+        free = self._slots - 1 - sum(seconds >= least_seconds for seconds in submitted.values())
         for each in groups:
-            if each.longest_seconds < least_seconds:
-                continue
-            long = itertools.takewhile(lambda task: self.expected_seconds(task.request) >= least_seconds, each.group)
-            for task in [task for task in long if task.state is State.READY]:
-                self._tasks.expedite(task)
+            if each.order == URGENT:
+                free -= len(each.group)
+            elif each.longest_seconds >= least_seconds:
+                lasting = itertools.takewhile(
+                    lambda task: self.expected_seconds(task.request) >= least_seconds, reversed(each.group)
+                )
+                long += [task for task in lasting if task.state is State.READY]
+        for task in long[: max(0, free)]:
+            self._tasks.expedite(task)
 
     def _ends(
         self,

@@ -38,7 +38,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """Requests, longest predicted time first, and the targets of each cubin."""
+    """Templates, longest predicted time first, cubins, and the targets of each cubin."""
 
     templates: tuple[TemplateRequest, ...]
     cubins: tuple[CubinRequest, ...]
@@ -124,7 +124,7 @@ def plan(
                     cubin_fields[key] = of_cubin.fields()
     return Plan(
         templates=tuple(sorted(templates.values(), key=lambda request: -request.seconds)),
-        cubins=tuple(sorted(cubins.values(), key=lambda request: -request.seconds)),
+        cubins=tuple(cubins.values()),
         targets={key: tuple(who) for key, who in targets.items()},
         template_fields=template_fields,
         cubin_fields=cubin_fields,

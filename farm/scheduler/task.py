@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from farm.scheduler.plan import Target
 from farm.scheduler.retry import Attempts
-from farm.worker.messages import CubinRequest, Request, TemplateRequest
+from farm.worker.messages import CubinRequest, Request, TemplateRequest, Turn
 
 
 class State(StrEnum):
@@ -50,7 +50,7 @@ TO_BUILD = frozenset(State) - {State.IDLE, State.NEEDS_LOWER, State.DONE}
 """States of a task whose build is still to be done."""
 URGENT = -1.0
 """Order of a task that goes before all jobs."""
-Rank = tuple[float, bool, float, int]
+Rank = tuple[float, Turn, float, int]
 
 
 @dataclass(eq=False)
@@ -88,8 +88,11 @@ class Task:
 
     @property
     def rank(self) -> Rank:
-        """Sort key: oldest job first; then templates before cubins, longest first, and the order of the plan."""
-        return self.order, isinstance(self.request, CubinRequest), -self.request.seconds, self.number
+        """Sort key: oldest job first; then by turn, shortest first, and the order of the plan.
+
+        The shortest ones first, so that results come early. What would delay the end is expedited (`eta.py`).
+        """
+        return self.order, self.request.turn, self.request.seconds, self.number
 
     @property
     def wanted(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from codegen.ir.launch import Launch
@@ -31,6 +31,14 @@ def _memory_class(needed_bytes: int) -> int:
     return 1 << (needed_bytes - 1).bit_length()
 
 
+class Turn(IntEnum):
+    """Place of a request among those of its job: what takes milliseconds goes first, what takes longest last."""
+
+    DIRECT = 0
+    TEMPLATE = 1
+    PTXAS = 2
+
+
 @dataclass(frozen=True)
 class TemplateRequest:
     """A request for the template of one layer shape."""
@@ -46,6 +54,11 @@ class TemplateRequest:
     """Memory limit of the tool; None: the limit of the worker's settings."""
     seconds: float = 0.0
     """Predicted time of the tool on the core that `codegen/selection/tool_time.py` was fitted on."""
+
+    @property
+    def turn(self) -> Turn:
+        """Its place in its job."""
+        return Turn.TEMPLATE
 
     @property
     def template_key(self) -> str:
@@ -86,6 +99,11 @@ class CubinRequest:
     """Preferred assembler; unsupported code falls back to ptxas."""
     whole: bool = False
     """Whether the layer is too large for ptxas as one cubin: then there is no fallback, and the fault is PARTS."""
+
+    @property
+    def turn(self) -> Turn:
+        """See TemplateRequest."""
+        return Turn.DIRECT if self.assembler == "direct" else Turn.PTXAS
 
     @property
     def template_key(self) -> str:

@@ -104,7 +104,10 @@ def plain_estimate(
             ends[job_id] = max(ends[job_id], end)
         running[min(targets, key=tasks.order_of)] += task.runs_since is not None
     all_left = sum(left.values())
-    urgent = [task for task in tasks.in_state(State.READY) if left[task] >= URGENT_SHARE * all_left / SLOTS]
+    long = [task for task in left if left[task] >= URGENT_SHARE * all_left / SLOTS]
+    free = SLOTS - 1 - sum(task.state is State.IN_FLIGHT for task in long)
+    ready = sorted((task for task in long if task.state is State.READY), key=lambda task: -task.request.seconds)
+    urgent = ready[: max(0, free)]
     share = (work + begun) / (work + begun + all_left)
     return PlainEstimate(ends, running, share, urgent, idle * max(left.values(), default=0.0))
 
@@ -155,13 +158,32 @@ def test_the_estimate_of_many_tasks_is_off_by_the_longest_task_at_most(
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_exactly_the_ready_tasks_that_would_delay_the_end_are_expedited(seed: int) -> None:
+def test_exactly_the_longest_ready_tasks_that_would_delay_the_end_are_expedited(seed: int) -> None:
     rng, clock = Random(seed), PlayedClock()
     tasks, jobs = drawn_graph(rng, clock)
     estimator = estimator_of(tasks, clock)
     _, plain = estimate_both_ways(tasks, estimator, jobs, clock)
-    expedited = {task for task in tasks.in_state(State.READY) if task.order == URGENT}
-    assert expedited == set(plain.urgent)
+    expedited = [task for task in tasks.in_state(State.READY) if task.order == URGENT]
+    assert sorted(task.request.seconds for task in expedited) == sorted(task.request.seconds for task in plain.urgent)
+
+
+def test_long_tasks_leave_one_slot_to_the_short_ones_of_their_job() -> None:
+    tasks, clock = TaskGraph(), PlayedClock()
+    tasks.add_job("job")
+    for i in range(13):
+        tasks.add_cubin(cubin(i, 0, 600.0 if i < 3 else 1.0), [Target("job", i, "sm_90", 0)])
+    for task in tasks.pop(State.LOOK_UP, 13):
+        tasks.move(task, State.READY)
+    estimator = estimator_of(tasks, clock)
+    for _ in range(2):  # an expedited task counts as long as it waits
+        estimator.estimate(["job"])
+        assert sum(task.order == URGENT for task in tasks) == SLOTS - 1
+    submitted = tasks.pop(State.READY, SLOTS)
+    assert [task.request.seconds for task in submitted] == [600.0, 600.0, 1.0]
+    for task in submitted:
+        tasks.move(task, State.IN_FLIGHT)
+    estimator.estimate(["job"])
+    assert [task.request.seconds for task in tasks.pop(State.READY, 13)] == [1.0] * 9 + [600.0]
 
 
 def test_the_backlog_follows_every_change_of_a_task() -> None:

@@ -188,6 +188,15 @@ def test_templates_come_first_whatever_a_process_has_read(played: Played) -> Non
     played.works_on("b1", "c")
 
 
+def test_direct_cubins_come_before_templates(played: Played) -> None:
+    direct = cubin("direct", "d", assembler="direct")
+    for request in (cubin("a1", "a"), cubin("b1", "b"), cubin("a2", "a"), replace(TEMPLATE, key="c"), direct):
+        played.executor.submit(request)
+    played.works_on("a1", "b1")
+    played.finish("a1")
+    played.works_on("b1", "direct")
+
+
 def test_requests_that_would_fill_the_memory_together_run_one_after_the_other(played: Played) -> None:
     large = {"memory_limit_bytes": 2**31}
     for request in (cubin("large", "a", **large), cubin("larger", "b", **large), cubin("small", "c")):

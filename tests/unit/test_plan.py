@@ -1,4 +1,4 @@
-"""The plan of jobs: shared tasks occur once, and expensive ones come first."""
+"""The plan of jobs: shared tasks occur once, and expensive templates come first."""
 
 from __future__ import annotations
 
@@ -123,10 +123,9 @@ def test_a_part_costs_its_share_of_the_layers_multiply_adds() -> None:
     ]
 
 
-def test_what_takes_ptxas_longest_comes_first() -> None:
+def test_a_larger_part_takes_ptxas_longer() -> None:
     found = planned(build(1, parts=(Part(0, 1), Part(1, 4))), archs=("sm_90",))
-    assert [(request.part.first, request.seconds > 0) for request in found.cubins] == [(1, True), (0, True)]
-    assert found.cubins[0].seconds > found.cubins[1].seconds
+    assert 0 < found.cubins[0].seconds < found.cubins[1].seconds
     assert all(request.seconds > 0 for request in found.templates)
 
 
@@ -141,12 +140,6 @@ def test_another_optimisation_level_is_another_cubin_of_the_same_template() -> N
     found = plan(jobs, TOOLCHAIN)
     assert (len(found.templates), len(found.cubins)) == (1, 2)
     assert {request.options for request in found.cubins} == {("-O3",), ("-O1",)}
-
-
-def test_the_most_expensive_cubins_come_first_and_those_of_a_layer_stay_neighbours() -> None:
-    found = planned(build(1, nonzeros=10), build(2, nonzeros=30), build(3, nonzeros=30), build(4, nonzeros=20))
-    weights = [key for key, _ in groupby(found.cubins, key=lambda request: request.weights)]
-    assert weights == [f"{number:064x}" for number in (2, 3, 4, 1)]
 
 
 def test_the_most_expensive_templates_come_first_and_a_full_one_before_a_rolled_one() -> None:

@@ -220,6 +220,28 @@ TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+def test_direct_cubins_go_first_then_templates_then_those_of_ptxas_and_of_each_the_shortest() -> None:
+    tasks = TaskGraph()
+    tasks.add_job("a")
+    made = replace(cubin(0, 3), template=replace(TEMPLATES[0], key="d" * 64))
+    requests = [
+        replace(made, key="long", seconds=60.0),
+        replace(made, key="short", seconds=1.0),
+        replace(made, key="direct", assembler="direct", seconds=2.0),
+        replace(cubin(1, 3), key="waits"),
+    ]
+    for i, request in enumerate(requests):
+        tasks.add_cubin(request, [Target("a", i, "sm_90", 0)])
+    for task in tasks.pop(State.LOOK_UP, 4):
+        if isinstance(task, CubinTask) and task.key == "waits":
+            tasks.wait_for_template(task)
+        else:
+            tasks.move(task, State.READY)
+    tasks.move(tasks.pop(State.LOOK_UP, 1)[0], State.READY)
+    order = [task.key for task in tasks.pop(State.READY, 9)]
+    assert order == ["direct", TEMPLATES[1].key, "short", "long"]
+
+
 def test_a_transition_that_is_not_allowed_raises() -> None:
     tasks = TaskGraph()
     tasks.add_job("a")
