@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -120,17 +120,23 @@ class Farm:
         return read_model(path, input_shapes)
 
     def submit(
-        self, checkpoints: Sequence[Checkpoint], options: BuildOptions, *, name: str | None = None
+        self, checkpoints: Iterable[Checkpoint], options: BuildOptions, *, name: str | None = None
     ) -> Submission:
         """Submits one job per checkpoint, named `name` or after its file; nothing runs yet.
 
-        An unfinished job with equal name and input is reused. Raises ArchError and UsageError before any job is
-        submitted.
+        `checkpoints` may be a generator: the weights of one are in memory at a time. An unfinished job with equal name
+        and input is reused. Raises ArchError and UsageError before any job is submitted.
         """
+        notes: list[str] = []
+
+        def noted() -> Iterator[Checkpoint]:
+            for checkpoint in checkpoints:
+                notes.extend(f"{checkpoint.path}: {note}" for note in checkpoint.notes)
+                yield checkpoint
+
         with BackgroundPuts(self._store) as writer:
-            jobs = self._new_jobs(checkpoints, options, name, writer, self.toolchain, self._rankings)
+            jobs = self._new_jobs(noted(), options, name, writer, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
-        notes = (f"{checkpoint.path}: {note}" for checkpoint in checkpoints for note in checkpoint.notes)
         sparsities = sparsity_warnings(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
         warnings = dict.fromkeys(filter(None, (*notes, *sparsities, *coverages)))
@@ -202,7 +208,7 @@ class Farm:
 
     def _new_jobs(
         self,
-        checkpoints: Sequence[Checkpoint],
+        checkpoints: Iterable[Checkpoint],
         options: BuildOptions,
         name: str | None,
         store: BlobWriter | None,
