@@ -1,4 +1,4 @@
-"""Bundles in PyTorch: `load` a whole network, `capture` it as a CUDA graph, or `swap` its layers into your model."""
+"""PyTorch: `compile` a pruned model, `load` its bundle, `capture` it as a CUDA graph, or `swap` layers into a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from farm.extras import way_out
 
 try:
     from farm.torch.capture import capture
+    from farm.torch.compilation import Compiled, Sweep, compile, sweep  # noqa: A004 - named like torch.compile
     from farm.torch.module import load
     from farm.torch.swap import Swapped, swap
 except ModuleNotFoundError as error:
@@ -13,4 +14,4 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(f"PyTorch is missing here ({error}): {way_out('torch')}", name="torch") from None
 
-__all__ = ["Swapped", "capture", "load", "swap"]
+__all__ = ["Compiled", "Swapped", "Sweep", "capture", "compile", "load", "swap", "sweep"]

@@ -39,10 +39,12 @@ FARM_LAYERS = (
     ("bench", "qualification"),
     ("maintenance", "reports"),
     ("api", "tuning.search"),
+    ("torch.compilation",),
+    ("torch.__init__",),
     ("testing",),
 )
 """From the bottom up: a module or package of farm/ imports from lower lines only. A module's own line counts before its
-package's."""
+package's, and so does that of a package's __init__, which may gather modules of several lines."""
 
 DOORS = {
     "alembic": {"farm/ledger/", "migrations/"},
@@ -151,7 +153,7 @@ HEIGHTS = {part: level for level, layer in enumerate(FARM_LAYERS) for part in la
 
 def farm_place(module: str) -> str | None:
     """The longest entry of FARM_LAYERS that names a module or its package: store for farm/store/disk.py."""
-    parts = module.removesuffix(".py").replace("/", ".").removesuffix(".__init__").split(".")
+    parts = module.removesuffix(".py").replace("/", ".").split(".")
     names = [".".join(parts[1:end]) for end in range(len(parts), 1, -1)] if parts[0] == "farm" else []
     return next((name for name in names if name in HEIGHTS), None)
 
