@@ -34,6 +34,7 @@ from farm.jobs.model import (
     JobSet,
     NewJob,
     NewSubmission,
+    Outcome,
     Status,
 )
 from farm.jobs.submission import Submission, new_id, new_job, sparsity_warnings
@@ -49,6 +50,7 @@ from farm.reports.coverage import coverage_of, coverage_warning
 from farm.reports.explanation import Explanation, explain
 from farm.reports.job_report import JobReport, job_report
 from farm.reports.sweep_report import SweepReport
+from farm.reports.trust import TrustSaving, trust_savings
 from farm.scheduler.coordinator import Coordinator, open_coordinator
 from farm.scheduler.plan import assembler_of, plan
 from farm.scheduler.progress import Progress
@@ -303,6 +305,16 @@ class Farm:
         if job.unreadable:
             raise UnreadableJobError(job.unreadable)
         return JobDetail(job, tuple(self._ledger.builds(job.id)), tuple(self._ledger.results(job.id)))
+
+    def trust_savings(self, details: Sequence[JobDetail]) -> tuple[TrustSaving, ...]:
+        """Time that trust `checked` would have saved in the cubins that these jobs built."""
+        built = [each for detail in details for each in detail.results if each.outcome is Outcome.BUILT]
+        if not any(each.fallback for each in built):
+            return ()
+        todo = plan(
+            [(detail.job, detail.builds) for detail in details], self.toolchain, self._ledger.qualifications.known()
+        )
+        return trust_savings(todo, {each.cubin_key: each.ptxas_seconds for each in built})
 
     def report(self, job_id: str) -> JobReport:
         """Report of a job: zeros, code size and kernel time per layer."""

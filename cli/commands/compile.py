@@ -17,8 +17,8 @@ from cli.options.output import AsJson
 from cli.output.console import print_error, print_json, print_warning, stderr, stdout
 from cli.output.failures import failure_lines
 from cli.output.jobs import counts_line, job_json, job_table, status_text
-from cli.output.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines
-from farm.jobs.model import JobDetail, Status
+from cli.output.layers import assembler_lines, compiled_line, layer_table, left_out_lines, lowered_lines, trust_line
+from farm.jobs.model import Status
 
 if TYPE_CHECKING:
     from codegen.ir.checkpoint import Checkpoint
@@ -74,7 +74,7 @@ def compile_models(
                 if job.status is not Status.SUCCEEDED:
                     print_error(f"{job.name}: {job.reason or job.status}")
         else:
-            _print_end([farm.inspect(job_id) for job_id in ids], seconds, fetched=output is not None)
+            _print_end(farm, ids, seconds, fetched=output is not None)
         code = max(exit_code_of_job(job) for job in done)
         if output is not None:
             for job, folder in zip(done, bundle_folders(done, output), strict=True):
@@ -107,8 +107,9 @@ def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:
         stderr().print(Text(f"interrupted: {text}; {job.reason or 'unknown reason'}", style="yellow"), soft_wrap=True)
 
 
-def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -> None:
+def _print_end(farm: Farm, ids: Sequence[str], seconds: float, *, fetched: bool) -> None:
     console = stdout()
+    details = [farm.inspect(job_id) for job_id in ids]
     if len(details) > LAYERS_OF_JOBS:
         console.print(job_table([detail.job for detail in details], console.width), soft_wrap=True)
         console.print()
@@ -129,6 +130,8 @@ def _print_end(details: Sequence[JobDetail], seconds: float, *, fetched: bool) -
     if len(details) > 1:
         console.print(counts_line(counts))
     console.print(compiled_line(details, seconds), soft_wrap=True)
+    if savings := farm.trust_savings(details):
+        console.print(Text(trust_line(savings)), soft_wrap=True)
     unwell = [detail.job for detail in details if detail.job.status is not Status.SUCCEEDED]
     for job in unwell:
         console.print(Text(f"{job.name}: {job.reason or job.status}", style="red"), soft_wrap=True)

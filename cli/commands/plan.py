@@ -14,7 +14,7 @@ from cli.options.output import AsJson
 from cli.output.console import print_json, print_warning, stdout
 from cli.output.coverage import coverage_json, coverage_line, skipped_json, skipped_lines
 from cli.output.format import archs_text, counted, duration, size
-from cli.output.layers import shape_of
+from cli.output.layers import shape_of, trust_line
 from cli.output.table import EXTRA, Column, fitted_table, without_column
 
 if TYPE_CHECKING:
@@ -148,10 +148,12 @@ def _totals(found: Forecast) -> list[str]:
     if not found.cubins_to_make:
         return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store"]
     templates, cubins = counted(found.templates_to_make, "template"), counted(found.cubins_to_make, "cubin")
+    savings = [trust_line(found.trust_savings)] if found.trust_savings else []
     return [
         f"to make: {templates} ({found.templates_there} more in the store), {cubins} ({found.cubins_there} more in the "
         f"store), {size(found.code_bytes)} of code in all",
         f"predicted CPU time: {duration(total)} (nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct})",
+        *savings,
     ]
 
 
@@ -204,4 +206,5 @@ def _total_json(found: Forecast) -> dict[str, Any]:
         "predicted_ptxas_seconds": found.ptxas_seconds,
         "predicted_skeleton_seconds": found.skeleton_seconds,
         "predicted_assembler_seconds": found.assembler_seconds,
+        "predicted_seconds_with_trust_checked": {each.arch: each.checked_seconds for each in found.trust_savings},
     }

@@ -21,6 +21,7 @@ from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
 from farm.jobs.model import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
+from farm.reports.trust import TrustSaving, trust_savings
 from farm.scheduler.plan import Plan, plan
 from farm.store.contract import Store
 from farm.worker.cache_lookup import find_cubin, has_template
@@ -88,6 +89,7 @@ class Forecast:
     ptxas_seconds: float
     skeleton_seconds: float
     assembler_seconds: float
+    trust_savings: tuple[TrustSaving, ...]
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,10 @@ def forecast(
         ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in missing),
         skeleton_seconds=_skeleton_seconds([of_cubin[request.key] for request in missing]),
         assembler_seconds=sum(of_cubin[request.key].assembler_seconds for request in missing),
+        trust_savings=trust_savings(
+            todo,
+            {each.key: of_cubin[each.key].ptxas_seconds + of_cubin[each.key].assembler_seconds for each in missing},
+        ),
     )
 
 

@@ -34,6 +34,8 @@ class Target:
     """Why ptxas assembles it instead of the assembler that the job asks for; empty otherwise."""
     evidence: str = field(default="", compare=False)
     """Evidence of direct code; empty for ptxas and value patches."""
+    only_checked: bool = field(default=False, compare=False)
+    """Whether ptxas assembles it only because no GPU has qualified direct code."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,15 @@ def plan(
                         assembler=assembler,
                         whole=whole,
                     )
-                evidence = ""
+                target = Target(job.id, build.id, arch, number, reason)
                 if assembler == "direct":
-                    evidence = qualifications.evidence(arch, toolchain.ptxas_version, build.spec.data_type)
-                targets.setdefault(key, []).append(Target(job.id, build.id, arch, number, reason, evidence))
+                    known = qualifications.evidence(arch, toolchain.ptxas_version, build.spec.data_type)
+                    target = replace(target, evidence=known)
+                else:
+                    target = replace(
+                        target, only_checked=_only_checked(job.options, build, arch, toolchain, qualifications)
+                    )
+                targets.setdefault(key, []).append(target)
                 if template.key not in template_fields:
                     template_fields[template.key] = of_template.fields()
                 if key not in cubin_fields:
@@ -150,6 +157,15 @@ def assembler_of(
         optimisation=options.optimisation,
         trust=options.trust or DEFAULT_TRUST,
     )
+
+
+def _only_checked(
+    options: BuildOptions, build: Build, arch: str, toolchain: Toolchain, qualifications: Qualifications
+) -> bool:
+    """Whether trust `checked` would let the direct assembler make a layer."""
+    trusting = replace(options, trust="checked")
+    by, _ = assembler_of(trusting, build.spec, build.tiling, arch, toolchain, qualifications)
+    return by == "direct"
 
 
 def no_longer_whole(
