@@ -32,8 +32,8 @@ MAX_WRONG = 20
 def qualify(
     layers: Annotated[int, typer.Option("--layers", metavar="N", min=1, help="Layers to draw per data type.")] = 2000,
     budget: Annotated[
-        str | None, typer.Option("--budget", metavar="DURATION", help="Stop after this long, as in 90s.")
-    ] = None,
+        str, typer.Option("--budget", metavar="DURATION", help="Stop after this long, as in 90s.")
+    ] = "5min",
     first: Annotated[
         int, typer.Option("--first", metavar="N", min=0, help="Number of the first layer: another range has others.")
     ] = 0,
@@ -65,7 +65,7 @@ def qualify(
     from farm.config.settings import load_settings
     from farm.qualification.qualify import QualificationPlan
 
-    seconds = None if budget is None else seconds_of("--budget", budget, least=1)
+    seconds = seconds_of("--budget", budget, least=1)
     settings = load_settings(overrides={"jobs": jobs})
     plan = QualificationPlan(layers, first, seconds, data_types_of(data_type))
     _check_places(output, keep)
@@ -76,12 +76,12 @@ def qualify(
         try:
             outcome = farm.qualify(plan, ShownQualification(bar, keep), local=local)
         except KeyboardInterrupt:
-            bar.line("interrupted: nothing is recorded. --budget 10min stops in time and records the result.")
+            bar.line("interrupted: nothing is recorded. --budget 1min stops in time and records the result.")
             raise
     if as_json:
         print_json(_json(outcome))
     else:
-        _print(outcome)
+        _print(outcome, output)
     if output is not None:
         _write(output, outcome)
     if any(tally.wrong for tally in outcome.tallies.values()):
@@ -102,12 +102,16 @@ def _check_places(output: Path | None, keep: Path | None) -> None:
 
 
 def _write(path: Path, outcome: QualificationOutcome) -> None:
+    write_output(path, _document(outcome).encode(), f"--output {path}")
+
+
+def _document(outcome: QualificationOutcome) -> str:
     from farm.qualification.files import document_of
 
-    write_output(path, (json.dumps(document_of(outcome.records), indent=2) + "\n").encode(), f"--output {path}")
+    return json.dumps(document_of(outcome.records), indent=2) + "\n"
 
 
-def _print(outcome: QualificationOutcome) -> None:
+def _print(outcome: QualificationOutcome, output: Path | None) -> None:
     console, started = stdout(), outcome.started
     console.print(_table(outcome, console.width))
     for tally in outcome.tallies.values():
@@ -120,6 +124,10 @@ def _print(outcome: QualificationOutcome) -> None:
     if all(_qualifies(outcome, data_type) for data_type in outcome.tallies):
         text = f"qualified: farm compile now assembles {started.arch} directly, without ptxas {started.ptxas}"
         console.print(Text(text, style="green"), soft_wrap=True)
+        records = "these records:" if output is None else f"{output}"
+        console.print(Text(f"to qualify {started.arch} for everyone, send the project {records}"), soft_wrap=True)
+        if output is None:
+            console.print(Text(_document(outcome)), soft_wrap=True)
 
 
 def _table(outcome: QualificationOutcome, width: int) -> Table:
@@ -134,7 +142,7 @@ def _table(outcome: QualificationOutcome, width: int) -> Table:
         elif _qualifies(outcome, data_type):
             result = Text("PASS", style="green")
         else:
-            result = Text(f"no difference, but {MIN_LAYERS:,} layers are needed", style="yellow")
+            result = Text(f"no difference, but {MIN_LAYERS:,} layers are needed: raise --budget", style="yellow")
         numbers = (
             tally.shapes,
             tally.layers,

@@ -22,7 +22,7 @@ from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.qualification import QUALIFIED_LEVEL
 from codegen.selection.choose import choose_parts
-from codegen.target.arch import virtual_arch
+from codegen.target.arch import has_clusters, virtual_arch
 from codegen.toolchain.ptxas import assemble, ptxas_options, skeleton_options
 from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.executors.processes import end_with_parent
@@ -64,7 +64,7 @@ def build_shape(
     number: int, data_type: DataType, variants: int, arch: str, toolchain: Toolchain, limits: ToolLimits
 ) -> BuiltShape:
     """Builds the first `variants` layers of a shape with both assemblers."""
-    shape = draw_shape(number, data_type)
+    shape = draw_shape(number, data_type, clusters=has_clusters(arch))
     if shape is None:
         return BuiltShape(number, data_type)
     clusters = shape.tiling.cluster > 1

@@ -1,6 +1,7 @@
 """The qualification corpus: numbered random shapes, each with many masks and values, edge cases first.
 
-A shape and its layers depend on the shape's number and data type alone, so a run can be repeated or extended.
+A shape and its layers depend on the shape's number and data type, and on whether the architecture has clusters, so a
+run can be repeated or extended.
 """
 
 from __future__ import annotations
@@ -119,10 +120,10 @@ def shape_numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[
     return ((number, data_type) for number in count(first) for data_type in data_types)
 
 
-def draw_shape(number: int, data_type: DataType) -> Shape | None:
-    """The shape of a number and data type; None if no tiling fits it."""
+def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Shape | None:
+    """The shape of a number and data type, maybe split over a cluster; None if no tiling fits it."""
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
-    split = data_type != "bfloat16" and number % SPLIT_EVERY == 1
+    split = clusters and data_type != "bfloat16" and number % SPLIT_EVERY == 1
     spec = _split_spec(rng, data_type) if split else _spec(rng, data_type)
     if data_type != "float16" and number % GATED_EVERY == 0:
         spec = _gated_spec(rng, data_type, split=split)

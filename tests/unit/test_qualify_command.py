@@ -69,6 +69,32 @@ def test_enough_equal_layers_qualify_and_are_recorded(
     assert record.passed
     assert (record.layers, record.outputs, record.refused, record.wrong) == (2400, 100_000, 96, 0)
     assert read_records((tmp_path / "records.json").read_text(), "records.json") == (record,)
+    assert f"to qualify sm_90 for everyone, send the project {tmp_path / 'records.json'}\n" in shown
+
+
+def test_a_pass_prints_the_records_to_send_upstream(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, GOOD)
+    assert run(["qualify"]) == OK
+    _, _, printed = capsys.readouterr().out.partition("send the project these records:\n")
+    assert read_records(printed, "printed") == tuple(records_here())
+    play(monkeypatch, Tally(layers=24, outputs=100, shapes=1))
+    assert run(["qualify"]) == UNFINISHED
+    assert "send the project" not in capsys.readouterr().out
+
+
+def test_a_run_ends_after_five_minutes_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[QualificationPlan] = []
+
+    def work(settings: Settings, plan: QualificationPlan) -> Generator[QualificationEvent, None, None]:
+        plans.append(plan)
+        yield STARTED
+
+    monkeypatch.setattr("farm.qualification.qualify.qualification_work", work)
+    run(["qualify"])
+    run(["qualify", "--budget", "1h"])
+    assert [plan.seconds for plan in plans] == [300, 3600]
 
 
 def test_an_inconclusive_run_does_not_replace_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
