@@ -17,7 +17,7 @@ from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.sass.qualification import NO_QUALIFICATIONS
-from codegen.target.arch import check_archs, check_gpus
+from codegen.target.arch import check_archs, check_gpus, check_shared
 from codegen.target.device_model import device_named
 from codegen.toolchain.tools import Toolchain, find_toolchain
 from farm.config.settings import Settings, load_settings
@@ -179,13 +179,22 @@ class Farm:
         Raises ArchError and UsageError.
         """
         from farm.reports.forecast import forecast
+        from farm.reports.shared_archs import apart
 
         toolchain = unasked_toolchain(find_toolchain(self._settings.nvcc, self._settings.ptxas), self._store)
         recache = self._settings.recache
         rankings = KeptRankings(self._store, writes=False, recache=recache)
         jobs = self._new_jobs(checkpoints, options, name, None, toolchain, rankings)
-        qualifications = self._ledger.qualifications.known()
-        return forecast(jobs, checkpoints, toolchain, self._store, recache=recache, qualifications=qualifications)
+        own = apart(jobs[0].options, toolchain.archs) if jobs else None
+        return forecast(
+            jobs,
+            checkpoints,
+            toolchain,
+            self._store,
+            recache=recache,
+            qualifications=self._ledger.qualifications.known(),
+            own_jobs=self._new_jobs(checkpoints, own, name, None, toolchain, rankings) if own else (),
+        )
 
     def warm(
         self,
@@ -220,7 +229,9 @@ class Farm:
         archs = check_archs(options.archs, toolchain)
         named = [device.name for device in map(device_named, options.archs) if device]
         gpus = tuple(dict.fromkeys((*check_gpus(options.gpus, archs), *named)))
-        options = replace(options, archs=archs, gpus=gpus, trust=options.trust or self._settings.trust)
+        shared = options.shared or check_shared(options.archs, toolchain)
+        trust = options.trust or self._settings.trust
+        options = replace(options, archs=archs, gpus=gpus, shared=shared, trust=trust)
         book = replace(self.tuning_book(options.archs) if options.tuning else NO_RECORDS, ranking=rankings)
 
         qualifications = self._ledger.qualifications.known() if options.assembler == "auto" else NO_QUALIFICATIONS

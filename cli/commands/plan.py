@@ -136,6 +136,12 @@ def _predicted_lines(model: ModelForecast) -> Iterator[str]:
         scaled = "" if device == REFERENCE else f", scaled from {REFERENCE.name} by data sheet"
         code, microseconds = size(model.code_bytes(arch)), f"{model.kernel_microseconds(arch):,.0f} us"
         yield f"predicted for {gpu}{scaled}: {code} of code, kernels {microseconds} at batch {options.batch}"
+    for each in model.shared_costs:
+        slower = each.microseconds / each.own_microseconds
+        yield (
+            f"predicted for {each.device.name} ({each.device.arch}) with the cubins of {each.arch}: kernels "
+            f"{each.microseconds:,.0f} us, {slower:.2f} times those of its own"
+        )
 
 
 def _totals(found: Forecast) -> list[str]:
@@ -167,6 +173,15 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
         "archs": list(job.options.archs),
         "gpus": {arch: job.options.device(arch).name for arch in job.options.archs},
         "batch": job.options.batch,
+        "shared": [
+            {
+                "arch": each.arch,
+                "gpu": each.device.name,
+                "predicted_kernel_microseconds": each.microseconds,
+                "predicted_kernel_microseconds_of_own_cubins": each.own_microseconds,
+            }
+            for each in model.shared_costs
+        ],
         "coverage": coverage_json(coverage),
         "layers": [
             {

@@ -102,7 +102,8 @@ def _build_request(
         typer.Option(
             "--arch",
             metavar="ARCH,...",
-            help="Architectures or GPUs, as in sm_80,h100; also all, native or '8.0;9.0+PTX'; may be repeated.",
+            help="Architectures or GPUs, as in sm_80,h100; also all, native or '8.0;9.0+PTX'; sm_80+: one cubin for "
+            "all GPUs that run it, of sm_80, sm_86 and sm_89; may be repeated.",
             show_default=False,
         ),
     ],

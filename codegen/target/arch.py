@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 
 from codegen.errors import ArchError
-from codegen.target.device_model import device_named, gpu_key
+from codegen.target.device_model import DEVICES, DeviceModel, device_named, gpu_key
 from codegen.target.gpus import GPUS, arch_named, arch_of_gpu
 from codegen.toolchain.tools import Toolchain
 
 ALL = "all"
 """Every architecture that the tools and the templates support, without those of specific instructions (sm_90a)."""
+SHARED = "+"
+"""Suffix of an architecture whose cubins are for every GPU that runs them."""
 RENAMED = {"sm_101": "sm_110"}
 """Thor, which CUDA 13 gave another number."""
 OLDEST = 75
@@ -36,13 +39,14 @@ def supported_archs(toolchain: Toolchain) -> list[str]:
 def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
     """The architectures in the tools' spelling, without duplicates, in the given order.
 
-    Takes `all`, sm_90, sm90, 90, 9.0 and names of GPUs such as H100 and RTX 4090. Raises ArchError, which lists the
-    nearest and the supported names.
+    Takes `all`, sm_90, sm90, 90, 9.0, sm_80+ and names of GPUs such as H100 and RTX 4090. Raises ArchError, which lists
+    the nearest and the supported names.
     """
     known = supported_archs(toolchain)
     plain = [arch for arch in known if arch[-1].isdigit()]
     checked: list[str] = []
-    for name in (each for given in names for each in (plain if given == ALL else [given])):
+    given = (name.removesuffix(SHARED) for name in names)
+    for name in (each for one in given for each in (plain if one == ALL else [one])):
         arch = arch_named(name)
         arch = RENAMED.get(arch, arch) if arch and arch not in known else arch
         if arch not in known:
@@ -52,6 +56,23 @@ def check_archs(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
     if not checked:
         raise ArchError(f"no architecture given: name some of {', '.join(known)}")
     return tuple(checked)
+
+
+def check_shared(names: Iterable[str], toolchain: Toolchain) -> tuple[str, ...]:
+    """The architectures that are given as sm_80+, in the tools' spelling. Raises ArchError."""
+    shared = [name for name in names if name.endswith(SHARED)]
+    return check_archs(shared, toolchain) if shared else ()
+
+
+def served_archs(arch: str) -> tuple[str, ...]:
+    """The architectures of GPUs that run cubins of this one, oldest first."""
+    return tuple(each for each in DEVICES if runs_on(arch, each))
+
+
+def shared_device(device: DeviceModel) -> DeviceModel:
+    """A GPU with no more shared memory for a block than any GPU that runs cubins of its architecture."""
+    least = min(each.multiprocessor.block_shared_bytes for arch in served_archs(device.arch) for each in DEVICES[arch])
+    return replace(device, multiprocessor=replace(device.multiprocessor, block_shared_bytes=least))
 
 
 def check_gpus(names: Iterable[str], archs: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
 from codegen.ir.tiling import Accumulator, Form, Part, Tiling
 from codegen.sass.qualification import Assembler, AssemblerChoice, Trust
+from codegen.target.arch import shared_device
 from codegen.target.device_model import DeviceModel, device_for
 
 JOB_FORMAT = 1
@@ -86,10 +87,14 @@ class BuildOptions:
     gpus: tuple[str, ...] = ()
     """GPUs to be fast on; an architecture with none of them is compiled for its typical one."""
 
+    shared: tuple[str, ...] = ()
+    """Architectures given as sm_80+: the GPUs of others that run their cubins shall run them too."""
+
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
         """Reads what `to_json` wrote."""
-        return BuildOptions(**{**value, "archs": tuple(value["archs"]), "gpus": tuple(value["gpus"])})
+        lists = {name: tuple(value[name]) for name in ("archs", "gpus", "shared")}
+        return BuildOptions(**{**value, **lists})
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -105,11 +110,13 @@ class BuildOptions:
             "assembler": self.assembler,
             "trust": self.trust,
             "gpus": list(self.gpus),
+            "shared": list(self.shared),
         }
 
     def device(self, arch: str) -> DeviceModel:
         """The GPU that predictions and tilings for an architecture are made for."""
-        return device_for(arch, self.gpus)
+        device = device_for(arch, self.gpus)
+        return shared_device(device) if arch in self.shared else device
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Checkpoint
-from codegen.ir.layer_spec import LIKELY_ROWS
-from codegen.kernels import tiled
 from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.selection.code_size import stream_instructions
-from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
 from farm.jobs.model import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
+from farm.reports.shared_archs import SharedCost, kernel_microseconds, shared_costs
 from farm.reports.trust import TrustSaving, trust_savings
 from farm.scheduler.plan import Plan, plan
 from farm.store.contract import Store
@@ -62,6 +61,7 @@ class ModelForecast:
     job: NewJob
     layers: tuple[LayerForecast, ...]
     coverage: Coverage
+    shared_costs: tuple[SharedCost, ...] = ()
 
     def code_bytes(self, arch: str) -> int:
         """Predicted machine code of all layers for an architecture."""
@@ -111,8 +111,12 @@ def forecast(
     *,
     recache: bool,
     qualifications: Qualifications = NO_QUALIFICATIONS,
+    own_jobs: Sequence[NewJob] = (),
 ) -> Forecast:
-    """Forecast of the jobs of checkpoints; `recache` ignores the contents of the store."""
+    """Forecast of the jobs of checkpoints; `recache` ignores the contents of the store.
+
+    `own_jobs` are the same checkpoints for the architectures that share the jobs' cubins, if there are any.
+    """
     jobs = [replace(job, builds=tuple(replace(build, id=i) for i, build in enumerate(job.builds))) for job in jobs]
     todo = plan([(job, job.builds) for job in jobs], toolchain, qualifications)
     there = set() if recache else _there(todo, store)
@@ -137,8 +141,6 @@ def forecast(
     def layer(job: NewJob, build: Build) -> LayerForecast:
         asked = requests[job.id, build.id]
         kernels = [of_cubin[request.key] for request in asked if request.key not in there]
-        batch, density = job.options.batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
-        divided = tiled(build.spec, build.tiling)
         return LayerForecast(
             build=build,
             archs=build.archs(job.options),
@@ -150,15 +152,19 @@ def forecast(
             skeleton_seconds=_skeleton_seconds(kernels),
             assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
             kernel_microseconds=tuple(
-                predict_microseconds(divided, batch, density, device=job.options.device(arch))
-                for arch in build.archs(job.options)
+                kernel_microseconds(build, job.options, job.options.device(arch)) for arch in build.archs(job.options)
             ),
         )
 
     return Forecast(
         models=tuple(
-            ModelForecast(job, tuple(layer(job, build) for build in job.builds), coverage_of(job.builds, job.skipped))
-            for job in jobs
+            ModelForecast(
+                job,
+                tuple(layer(job, build) for build in job.builds),
+                coverage_of(job.builds, job.skipped),
+                () if own is None else shared_costs(job, own),
+            )
+            for job, own in zip_longest(jobs, own_jobs)
         ),
         templates_to_make=len(templates),
         templates_there=sum(template.key in there for template in todo.templates),

@@ -13,7 +13,7 @@ from codegen.keys import TemplateKey, cubin_key, template_key
 from codegen.sass.qualification import DEFAULT_TRUST, NO_QUALIFICATIONS, Assembler, Qualifications, assembler_for
 from codegen.selection.code_size import average_instructions
 from codegen.selection.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
-from codegen.target.arch import virtual_arch
+from codegen.target.arch import served_archs, virtual_arch
 from codegen.toolchain.ptxas import level_of, ptxas_options
 from codegen.toolchain.tools import Toolchain
 from farm.jobs.model import Build, BuildOptions, Job, NewJob
@@ -147,6 +147,8 @@ def assembler_of(
     qualifications: Qualifications,
 ) -> tuple[Assembler, str]:
     """The assembler of a layer for an architecture, and why it is not the requested one (empty if it is)."""
+    if options.assembler == "auto" and arch in options.shared and len(served_archs(arch)) > 1:
+        return "ptxas", f"direct code is for {arch} alone, and other GPUs shall run it: leave out the +"
     return assembler_for(
         options.assembler,
         spec,

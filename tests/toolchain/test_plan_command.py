@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,24 @@ def test_a_plan_says_which_gpu_it_predicts_for(capsys: pytest.CaptureFixture[str
         "predicted for T4 (sm_75's typical GPU), scaled from H200 by data sheet",
     ]
     assert len({line.partition("kernels ")[2] for line in lines}) == 4
+
+
+def test_a_plan_says_what_shared_cubins_cost_the_other_gpus_in_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "lenet5.onnx", "--arch", "sm_80+"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("predicted for")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "predicted for A100 (sm_80's typical GPU), scaled from H200 by data sheet",
+        "predicted for RTX 3090 (sm_86) with the cubins of sm_80",
+        "predicted for RTX 4090 (sm_89) with the cubins of sm_80",
+    ]
+    assert all(re.search(r": kernels [0-9,]+ us, \d\.\d\d times those of its own$", line) for line in lines[1:])
+    assert run(["plan", "lenet5.onnx", "--arch", "sm_80+,sm_86", "--json"]) == 0
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert model["archs"] == ["sm_80", "sm_86"]
+    [shared] = model["shared"]
+    assert (shared["arch"], shared["gpu"]) == ("sm_80", "RTX 4090")
+    own = shared["predicted_kernel_microseconds_of_own_cubins"]
+    assert shared["predicted_kernel_microseconds"] >= 0.99 * own > 0
 
 
 def test_a_gpu_of_an_architecture_that_is_not_compiled_for_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

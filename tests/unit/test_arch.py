@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import ArchError
-from codegen.target.arch import check_archs, has_clusters, runs_on, virtual_arch
-from codegen.target.device_model import gpu_key
+from codegen.target.arch import (
+    check_archs,
+    check_shared,
+    has_clusters,
+    runs_on,
+    served_archs,
+    shared_device,
+    virtual_arch,
+)
+from codegen.target.device_model import gpu_key, typical_device
 from codegen.target.gpus import GPUS, arch_named, arch_of_gpu, minimum_driver
 from codegen.toolchain.tools import Toolchain
+from farm.jobs.model import BuildOptions
 from farm.reports.architectures import architectures
 
 HELP = """--gpu-name <gpu name>                               (-arch)
@@ -53,6 +62,39 @@ def test_suffixes_and_two_digit_versions_are_kept(name: str, arch: str, toolchai
 def test_all_means_every_architecture_that_has_templates(toolchain: Toolchain) -> None:
     assert check_archs(["all"], toolchain) == ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100")
     assert check_archs(["sm_90", "all"], toolchain)[:2] == ("sm_90", "sm_75")
+
+
+def test_a_plus_asks_for_cubins_that_every_gpu_that_runs_them_shares(toolchain: Toolchain) -> None:
+    names = ["sm_90", "8.0+", "9.0+PTX"]
+    assert check_archs(names, toolchain) == ("sm_90", "sm_80")
+    assert check_shared(names, toolchain) == ("sm_80",)
+    assert check_shared(["sm_80"], toolchain) == ()
+    assert check_shared(["a100+"], toolchain) == ("sm_80",)
+    with pytest.raises(ArchError, match="unknown architecture 'sm_99'"):
+        check_shared(["sm_99+"], toolchain)
+
+
+@pytest.mark.parametrize(
+    ("arch", "served"),
+    [
+        ("sm_80", ("sm_80", "sm_86", "sm_89")),
+        ("sm_86", ("sm_86", "sm_89")),
+        ("sm_87", ("sm_87",)),
+        ("sm_90", ("sm_90",)),
+    ],
+)
+def test_an_architecture_serves_the_later_ones_of_its_major_version(arch: str, served: tuple[str, ...]) -> None:
+    assert served_archs(arch) == served
+
+
+def test_shared_cubins_have_no_more_shared_memory_than_any_gpu_that_runs_them() -> None:
+    a100, shared = typical_device("sm_80"), shared_device(typical_device("sm_80"))
+    assert shared.multiprocessor.block_shared_bytes == typical_device("sm_86").multiprocessor.block_shared_bytes
+    assert shared.multiprocessor.block_shared_bytes < a100.multiprocessor.block_shared_bytes
+    options = BuildOptions(("sm_80",), shared=("sm_80",))
+    assert options.device("sm_80") == shared
+    assert BuildOptions.from_json(options.to_json()) == options
+    assert shared_device(typical_device("sm_90")) == typical_device("sm_90")
 
 
 def test_thor_is_named_as_the_tools_name_it(tmp_path: Path) -> None:

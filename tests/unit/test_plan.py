@@ -11,9 +11,10 @@ import pytest
 from codegen.ir.layer_spec import Conv2d
 from codegen.ir.tiling import Part, Tiling
 from codegen.keys import digest_fields
+from codegen.sass.qualification import NO_QUALIFICATIONS
 from codegen.toolchain.tools import Toolchain
 from farm.jobs.model import Build, BuildOptions, Job, Status
-from farm.scheduler.plan import Plan, Target, plan
+from farm.scheduler.plan import Plan, Target, assembler_of, plan
 from tests.samples import fixed_toolchain
 
 TOOLCHAIN = fixed_toolchain()
@@ -133,6 +134,17 @@ def test_the_cubins_of_one_part_stay_neighbours_and_parts_follow_one_another() -
     found = planned(build(1, parts=HALVES), build(2, parts=HALVES))
     order = [(request.weights[-1], request.part.first) for request in found.cubins]
     assert [key for key, _ in groupby(order)] == [("1", 0), ("1", 1), ("2", 0), ("2", 1)]
+
+
+def test_auto_leaves_cubins_that_other_architectures_share_to_ptxas() -> None:
+    one = job(archs=("sm_90",))
+    for shared, reason in ((), ""), (("sm_80",), "direct code is for sm_80 alone, and other GPUs shall run it"):
+        trusting = replace(one.options, archs=("sm_80",), shared=shared, trust="checked")
+        _, why = assembler_of(trusting, SPEC, TILING, "sm_80", TOOLCHAIN, NO_QUALIFICATIONS)
+        assert why.startswith(reason)
+        assert ("leave out the +" in why) == bool(shared)
+    alone = replace(one.options, shared=("sm_90",), trust="checked")
+    assert assembler_of(alone, SPEC, TILING, "sm_90", TOOLCHAIN, NO_QUALIFICATIONS) == ("direct", "")
 
 
 def test_another_optimisation_level_is_another_cubin_of_the_same_template() -> None:

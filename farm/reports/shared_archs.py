@@ -1,0 +1,54 @@
+"""The cost in speed of cubins that the GPUs of several architectures share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codegen.ir.layer_spec import LIKELY_ROWS
+from codegen.kernels import tiled
+from codegen.selection.cost_model import predict_microseconds
+from codegen.target.arch import served_archs
+from codegen.target.device_model import DeviceModel
+from farm.jobs.model import Build, BuildOptions, NewJob
+
+
+@dataclass(frozen=True)
+class SharedCost:
+    """Kernel times of a model on a GPU that runs another architecture's cubins, by the cost model."""
+
+    arch: str
+    """Architecture of the cubins."""
+    device: DeviceModel
+    microseconds: float
+    own_microseconds: float
+    """With cubins of the GPU's own architecture."""
+
+
+def apart(options: BuildOptions, known: Sequence[str]) -> BuildOptions | None:
+    """Options that compile for each architecture that shares cubins instead; None if none does."""
+    others = [each for arch in options.shared for each in served_archs(arch) if each not in options.archs]
+    archs = tuple(each for each in dict.fromkeys(others) if each in known)
+    return replace(options, archs=archs, gpus=(), shared=()) if archs else None
+
+
+def shared_costs(job: NewJob, own: NewJob) -> tuple[SharedCost, ...]:
+    """The costs of a job; `own` has its model for the architectures that share the job's cubins."""
+    return tuple(
+        SharedCost(made, device, _microseconds(job, made, device), _microseconds(own, arch, device))
+        for made in job.options.shared
+        for arch in own.options.archs
+        if arch in served_archs(made)
+        for device in [own.options.device(arch)]
+    )
+
+
+def kernel_microseconds(build: Build, options: BuildOptions, device: DeviceModel) -> float:
+    """Predicted time of a layer's kernels on a GPU, at the batch of the options."""
+    batch, density = options.batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
+    return predict_microseconds(tiled(build.spec, build.tiling), batch, density, device=device)
+
+
+def _microseconds(job: NewJob, arch: str, device: DeviceModel) -> float:
+    builds = (build for build in job.builds if arch in build.archs(job.options))
+    return sum(kernel_microseconds(build, job.options, device) for build in builds)
