@@ -10,14 +10,15 @@ from rich.text import Text
 
 from cli.exit_codes import OK, USAGE
 from cli.options.build import BuildRequest, build_options
-from cli.options.output import AsJson
+from cli.options.output import AsJson, PriceText
 from cli.output.console import print_json, print_warning, stdout
 from cli.output.coverage import coverage_json, coverage_line, skipped_json, skipped_lines
-from cli.output.format import archs_text, counted, duration, size
+from cli.output.format import archs_text, cost_json, cost_text, counted, duration, size
 from cli.output.layers import shape_of, trust_line
 from cli.output.table import EXTRA, Column, fitted_table, without_column
 
 if TYPE_CHECKING:
+    from farm.config.price import Price
     from farm.reports.coverage import Coverage
     from farm.reports.forecast import Forecast, LayerForecast, ModelForecast
 
@@ -40,6 +41,7 @@ OF_LAYER = 5
 @build_options(without={"name"})
 def plan(
     request: BuildRequest,
+    price: PriceText = None,
     as_json: AsJson = False,
 ) -> int:
     """Predict what a compile would build, find in the store and cost.
@@ -49,7 +51,7 @@ def plan(
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
     architecture, CPU time of ptxas (`direct`: assembled without it), and kernel time at --batch by the cost model. Then
     skipped layers, coverage, code size and kernel time for each architecture's GPU, and the totals of all models, which
-    share templates and cubins.
+    share templates and cubins. With a price, also the cost of the CPU time, and what the store saves of it.
 
     The cost model is fitted to an H200. For other GPUs it is scaled by the figures of their data sheets.
     """
@@ -57,7 +59,8 @@ def plan(
     from farm.config.settings import load_settings
     from farm.jobs.submission import sparsity_warnings
 
-    with Farm.open(load_settings()) as farm:
+    settings = load_settings(overrides={"price": price})
+    with Farm.open(settings) as farm:
         checkpoints = request.read(farm)
         if not checkpoints:
             return USAGE
@@ -65,13 +68,14 @@ def plan(
     for warning in sparsity_warnings(build for model in found.models for build in model.job.builds):
         print_warning(warning)
     if as_json:
-        print_json({"models": [_model_json(model) for model in found.models], "total": _total_json(found)})
+        total = _total_json(found, settings.price)
+        print_json({"models": [_model_json(model) for model in found.models], "total": total})
     else:
-        _print(found)
+        _print(found, settings.price)
     return OK if len(checkpoints) == len(request.models) else USAGE
 
 
-def _print(found: Forecast) -> None:
+def _print(found: Forecast, price: Price | None) -> None:
     console = stdout()
     for model in found.models:
         console.print(Text(f"{model.job.name}  {', '.join(model.job.options.archs)}", style="bold"), soft_wrap=True)
@@ -81,7 +85,7 @@ def _print(found: Forecast) -> None:
         for shown in (*lines, *map(Text, _predicted_lines(model))):
             console.print(shown, soft_wrap=True)
         console.print()
-    for line in _totals(found):
+    for line in _totals(found, price):
         console.print(Text(line), soft_wrap=True)
 
 
@@ -144,21 +148,24 @@ def _predicted_lines(model: ModelForecast) -> Iterator[str]:
         )
 
 
-def _totals(found: Forecast) -> list[str]:
+def _totals(found: Forecast, price: Price | None) -> list[str]:
     nvcc = (
         "not predicted for templates of the full form" if found.nvcc_seconds is None else duration(found.nvcc_seconds)
     )
-    total = (found.nvcc_seconds or 0.0) + found.ptxas_seconds + found.skeleton_seconds + found.assembler_seconds
     skeletons = f", ptxas for skeletons {duration(found.skeleton_seconds)}" if found.skeleton_seconds else ""
     direct = f"{skeletons}, assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
+    tools = f"nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct}"
+    cost = f", {price.text(found.total_seconds)}" if price else ""
+    in_store = [f"saved by the store: {cost_text(found.saved_seconds, price)}"] if price and found.saved_seconds else []
     if not found.cubins_to_make:
-        return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store"]
+        return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store", *in_store]
     templates, cubins = counted(found.templates_to_make, "template"), counted(found.cubins_to_make, "cubin")
     savings = [trust_line(found.trust_savings)] if found.trust_savings else []
     return [
         f"to make: {templates} ({found.templates_there} more in the store), {cubins} ({found.cubins_there} more in the "
         f"store), {size(found.code_bytes)} of code in all",
-        f"predicted CPU time: {duration(total)} (nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct})",
+        f"predicted CPU time: {duration(found.total_seconds)} ({tools}){cost}",
+        *in_store,
         *savings,
     ]
 
@@ -210,7 +217,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
     }
 
 
-def _total_json(found: Forecast) -> dict[str, Any]:
+def _total_json(found: Forecast, price: Price | None) -> dict[str, Any]:
     return {
         "templates_to_make": found.templates_to_make,
         "templates_in_store": found.templates_there,
@@ -221,5 +228,7 @@ def _total_json(found: Forecast) -> dict[str, Any]:
         "predicted_ptxas_seconds": found.ptxas_seconds,
         "predicted_skeleton_seconds": found.skeleton_seconds,
         "predicted_assembler_seconds": found.assembler_seconds,
+        "predicted_saved_seconds": found.saved_seconds,
+        "predicted_cost": cost_json(found.total_seconds, found.saved_seconds, price),
         "predicted_seconds_with_trust_checked": {each.arch: each.checked_seconds for each in found.trust_savings},
     }

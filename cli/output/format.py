@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from codegen.sass.qualification import ASSEMBLED
+from farm.config.price import Price
 from farm.jobs.model import BuildResult
 
 
@@ -28,6 +30,19 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+def cost_text(seconds: float, price: Price | None) -> str:
+    """CPU time, and its cost if there is a price, as in 12m40s (0.0084 EUR)."""
+    return duration(seconds) + (f" ({price.text(seconds)})" if price else "")
+
+
+def cost_json(spent_seconds: float, saved_seconds: float, price: Price | None) -> dict[str, Any] | None:
+    """Costs of CPU time spent and saved; None without a price."""
+    if price is None:
+        return None
+    spent, saved = price.of(spent_seconds), price.of(saved_seconds)
+    return {"price": str(price), "currency": price.currency, "spent": spent, "saved": saved}
 
 
 def size(count_bytes: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import platformdirs
 
 from codegen.sass.qualification import Trust
+from farm.config.price import Price
 from farm.config.table import SETTINGS
 from farm.errors import UsageError
 
@@ -40,6 +41,8 @@ class Settings:
     """Time for which jobs are kept after their end."""
     database_url: str = field(repr=False)
     """sqlite:////... or postgresql+psycopg://...; it may hold a password, so show it `redacted`."""
+    price: Price | None
+    """Price of CPU time; None: costs are not shown."""
     ray_address: str | None
     """None: Ray on this machine."""
     namespace: str

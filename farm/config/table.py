@@ -16,6 +16,7 @@ from typing import Any
 import platformdirs
 
 from codegen.sass.qualification import DEFAULT_TRUST, TRUSTS
+from farm.config.price import Price, read_price
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 
 LEAST_LIMIT_SECONDS = 3600.0
@@ -120,6 +121,10 @@ def _age_limit(value: Any) -> float | None:
     return None if value == "" else _duration(LEAST_LIMIT_SECONDS)(value)
 
 
+def _price(value: Any) -> Price | None:
+    return None if value == "" else read_price(str(value))
+
+
 def _store_url(value: Any) -> str:
     text = _text(value)
     if text.startswith("/"):
@@ -192,6 +197,7 @@ SIZE_LIMIT = Kind("size", _size_limit, format_bytes)
 DURATION = Kind("duration", _duration(1), format_seconds)
 DURATION_OR_0 = Kind("duration", _duration(0), format_seconds)
 AGE_LIMIT = Kind("duration", _age_limit, format_seconds)
+PRICE = Kind("price", _price)
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
@@ -258,6 +264,11 @@ SETTINGS: tuple[Setting, ...] = (
         "ledger_age_seconds", "FARM_LEDGER_AGE", "database", "age", AGE_LIMIT,
         "`farm serve` forgets jobs this long after their end; at least 1 h.",
         _nothing, "no limit",
+    ),
+    Setting(
+        "price", "FARM_PRICE", "statistics", "price", PRICE,
+        "What a core costs, as in `0.04/core-hour`: `farm plan` and `farm stats` show costs; `--price` overrides it.",
+        _nothing, "no costs are shown",
     ),
     Setting(
         "ray_address", "FARM_RAY_ADDRESS", "ray", "address", OPTIONAL_TEXT,

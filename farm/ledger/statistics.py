@@ -83,6 +83,16 @@ class Statistics:
     hit_bytes: int
     """Size of the cubins that were cache hits."""
 
+    @property
+    def spent_seconds(self) -> float:
+        """CPU time of nvcc, ptxas and the assembler; each runs on one core."""
+        return sum(stage.spent_seconds for stage in (self.template, self.skeleton, self.cubin))
+
+    @property
+    def saved_seconds(self) -> float:
+        """CPU time that all hits would have taken without the cache."""
+        return sum(stage.saved_seconds for stage in (self.template, self.skeleton, self.cubin))
+
 
 class StatisticsTable:
     """Statistics of results. Raises LedgerError if the database fails."""

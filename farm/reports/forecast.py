@@ -89,7 +89,14 @@ class Forecast:
     ptxas_seconds: float
     skeleton_seconds: float
     assembler_seconds: float
+    saved_seconds: float
+    """CPU time that the templates and cubins in the store would take; templates of the full form count as nothing."""
     trust_savings: tuple[TrustSaving, ...]
+
+    @property
+    def total_seconds(self) -> float:
+        """CPU time of all tools; templates of the full form count as nothing."""
+        return (self.nvcc_seconds or 0.0) + self.ptxas_seconds + self.skeleton_seconds + self.assembler_seconds
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,11 @@ class _Kernel:
     assembler_seconds: float
     skeleton: str
     """Key of a missing skeleton that ptxas builds first; empty if none."""
+
+    @property
+    def seconds(self) -> float:
+        """CPU time of the cubin, without that of its skeleton."""
+        return self.ptxas_seconds + self.assembler_seconds
 
 
 def forecast(
@@ -135,6 +147,8 @@ def forecast(
             skeleton = skeletons.get(request.key, "")
             of_cubin[request.key] = _kernel(streams[target.job, target.build], request, skeleton, made.get(skeleton))
     missing = [request for request in todo.cubins if request.key not in there]
+    found = [request for request in todo.cubins if request.key in there]
+    saved_nvcc = [nvcc_seconds(each.spec, each.tiling) for each in todo.templates if each.key in there]
     templates = {request.template.key: request.template for request in missing if request.template.key not in there}
     nvcc = [nvcc_seconds(template.spec, template.tiling) for template in templates.values()]
 
@@ -169,16 +183,14 @@ def forecast(
         templates_to_make=len(templates),
         templates_there=sum(template.key in there for template in todo.templates),
         cubins_to_make=len(missing),
-        cubins_there=len(todo.cubins) - len(missing),
+        cubins_there=len(found),
         code_bytes=sum(kernel.code_bytes for kernel in of_cubin.values()),
         nvcc_seconds=None if None in nvcc else sum(each for each in nvcc if each is not None),
         ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in missing),
         skeleton_seconds=_skeleton_seconds([of_cubin[request.key] for request in missing]),
         assembler_seconds=sum(of_cubin[request.key].assembler_seconds for request in missing),
-        trust_savings=trust_savings(
-            todo,
-            {each.key: of_cubin[each.key].ptxas_seconds + of_cubin[each.key].assembler_seconds for each in missing},
-        ),
+        saved_seconds=sum(filter(None, saved_nvcc)) + sum(of_cubin[each.key].seconds for each in found),
+        trust_savings=trust_savings(todo, {each.key: of_cubin[each.key].seconds for each in missing}),
     )
 
 

@@ -20,7 +20,7 @@ MAY_IMPORT = {
 }
 
 FARM_LAYERS = (
-    ("errors", "config.units"),
+    ("errors", "config.units", "config.price"),
     ("extras", "signing", "config.table"),
     ("jobs.model", "config"),
     ("store", "jobs.completeness"),

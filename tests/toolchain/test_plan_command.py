@@ -154,3 +154,12 @@ def test_a_script_in_place_of_a_tool_has_to_be_asked(tmp_path: Path) -> None:
     script.chmod(0o755)
     (tmp_path / "ptxas").symlink_to(find_toolchain().ptxas)
     assert find_toolchain(script).facts_in_files() is None
+
+
+def test_a_plan_prices_the_cpu_time_it_predicts(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "lenet5.onnx", "--arch", "sm_90", "--price", "3600 EUR/core-hour"]
+    assert run([*command, "--json"]) == 0
+    cost = json.loads(capsys.readouterr().out)["total"]["predicted_cost"]
+    assert (cost["currency"], cost["saved"]) == ("EUR", 0)
+    assert run(command) == 0
+    assert f"), {cost['spent']:,.2f} EUR" in capsys.readouterr().out

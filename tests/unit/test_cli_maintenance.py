@@ -61,6 +61,7 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
         ("cache gc --older-than soon", 2, "--older-than soon: expected a duration such as 90d"),
         ("cache gc --max-size big", 2, "--max-size big: expected a size such as 500GB"),
         ("cache gc --grace 1h", 2, "Give at least 2 h"),
+        ("stats --price 0.04", 2, "expected a price such as 0.04/core-hour"),
         ("db prune", 2, "Missing option '--older-than'"),
         ("db prune --older-than 59m", 2, "prune older ones"),
         ("explain latest", 2, "expected JOB/LAYER or JOB/LAYER/ARCH"),
@@ -161,6 +162,23 @@ def test_statistics_count_from_zero(farm: Farmyard, capsys: Output) -> None:
     assert (again["cubin"]["hits"], again["cubin"]["rate"]) == (4, 1.0)
     assert again["since"] is not None
     assert "100.0%" in text("stats", capsys)
+
+
+def test_statistics_price_the_time_spent_and_saved(
+    farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farm.run(farm.submit("two"))
+    plain = document("stats", capsys)
+    assert plain["cost"] is None
+    assert plain["spent_seconds"] == sum(plain[stage]["spent_seconds"] for stage in ("template", "skeleton", "cubin"))
+    monkeypatch.setenv("FARM_PRICE", "$3600/core-hour")
+    cost = document("stats", capsys)["cost"]
+    assert (cost["price"], cost["currency"]) == ("$3600/core-hour", "$")
+    assert cost["spent"] == pytest.approx(plain["spent_seconds"])
+    assert cost["saved"] == pytest.approx(plain["saved_seconds"])
+    assert cost["saved"] > 0
+    assert f"(${cost['saved']:,.2f}) saved by the cache" in text("stats", capsys)
+    assert document("stats --price 7200/core-hour", capsys)["cost"]["spent"] == pytest.approx(2 * cost["spent"])
 
 
 def test_a_build_is_explained(farm: Farmyard, capsys: Output) -> None:

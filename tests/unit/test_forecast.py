@@ -62,6 +62,9 @@ def test_what_a_job_has_built_is_found_in_the_store_unless_the_store_is_not_beli
     assert (plan.templates_to_make, plan.templates_there) == (0, 2)
     assert (plan.cubins_to_make, plan.cubins_there) == (2, 2)
     assert plan.nvcc_seconds == 0
+    empty = found(MemoryStore())
+    assert empty.saved_seconds == 0
+    assert plan.total_seconds + plan.saved_seconds == pytest.approx(empty.total_seconds)
     assert [(each.cubins, each.cubins_there, each.template_there) for each in plan.models[0].layers] == [
         (2, 1, True)
     ] * 2

@@ -88,7 +88,10 @@ def test_a_wrong_value_is_an_error_that_names_it_and_what_is_allowed(variable: s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[stor]\nurl = 1\n", r"'stor' is not a section.*\[database\], \[ray\], \[store\], \[toolchain\]"),
+        (
+            "[stor]\nurl = 1\n",
+            r"'stor' is not a section.*\[database\], \[ray\], \[statistics\], \[store\], \[toolchain\]",
+        ),
         ("[store]\nuri = 1\n", "unknown key 'uri'.* age, cache_dir, cache_size, namespace"),
         ("[store]\nurl = 7\n", r"\[store\] url: invalid value 7"),
         ("store = 1\n", "'store' is not a section"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cli.options.parse import bytes_of, seconds_of
+from farm.config.price import read_price
 from farm.config.settings import load_settings
 from farm.config.units import format_bytes, format_seconds, read_bytes, read_seconds
 from farm.errors import UsageError
@@ -90,3 +91,34 @@ def test_the_error_of_an_option_names_it_and_the_forms() -> None:
         bytes_of("--max-size", "8")
     with pytest.raises(UsageError, match=r"--budget 0: expected a duration .*, of at least 1 s"):
         seconds_of("--budget", "0", least=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "of_an_hour"),
+    [
+        ("0.04/core-hour", "0.04"),
+        ("$0.04/core-hour", "$0.04"),
+        ("1200.50 EUR/core-hour", "1,200.50 EUR"),
+        ("GBP 0.5 / core-hour", "GBP 0.50"),
+        ("0.0312\N{EURO SIGN}/core-hour", "0.031\N{EURO SIGN}"),
+        ("0.00000001/core-hour", "under 0.0001"),
+        ("0/core-hour", "0.00"),
+    ],
+)
+def test_a_price_keeps_its_currency_and_can_be_read_again(text: str, of_an_hour: str) -> None:
+    price = read_price(text)
+    assert price.text(3600) == of_an_hour
+    assert read_price(str(price)) == price
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("0.04", "0.04/hour", "-1/core-hour", "nan/core-hour", "inf/core-hour", "1e9/core-hour", "$1$/core-hour"),
+        *("1e400/core-hour", f"{'9' * 10}/core-hour", "\x1b[1m1/core-hour", "<b>1/core-hour"),
+        "\N{ARABIC-INDIC DIGIT ONE}/core-hour",
+    ],
+)
+def test_a_price_in_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"environment FARM_PRICE: invalid value .* expected a price such as"):
+        load_settings({"FARM_PRICE": text})
