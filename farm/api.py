@@ -129,11 +129,18 @@ class Farm:
         `checkpoints` may be a generator: the weights of one are in memory at a time. An unfinished job with equal name
         and input is reused. Raises ArchError and UsageError before any job is submitted.
         """
+        from farm.runtime.planner import refusal_of
+
         notes: list[str] = []
+        asked = set()
 
         def noted() -> Iterator[Checkpoint]:
             for checkpoint in checkpoints:
                 notes.extend(f"{checkpoint.path}: {note}" for note in checkpoint.notes)
+                network = tuple((layer.name, layer.spec) for layer in checkpoint.layers)
+                if network not in asked and (refusal := refusal_of(checkpoint)):  # checkpoints of a sweep are alike
+                    notes.append(f"{checkpoint.path}: {refusal}")
+                asked.add(network)
                 yield checkpoint
 
         with BackgroundPuts(self._store) as writer:

@@ -134,6 +134,8 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
         constants = f", with {size(contents.constants_bytes)} of constants" if contents.constants_bytes else ""
         left = _share(contents.left_share)
         lines.append(f"glue         {operators}{constants}: {left} of the multiply-adds, for the framework")
+    if bundle.refused:
+        lines.append(f"runtime      {bundle.refused}")
     for each in contents.skipped:
         count = "unknown" if each.multiply_adds is None else magnitude(each.multiply_adds)
         share = "" if each.share is None else f", {each.share:.1%}"
@@ -196,6 +198,7 @@ def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
             for each in contents.skipped
         ],
         "missing": [each.model_dump() for each in bundle.missing],
+        "refused": bundle.refused,
         "left_share": contents.left_share,
         "bytes": bundle.file_bytes,
     }

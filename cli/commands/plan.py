@@ -58,6 +58,7 @@ def plan(
     from farm.api import Farm
     from farm.config.settings import load_settings
     from farm.jobs.submission import sparsity_warnings
+    from farm.runtime.planner import refusal_of
 
     settings = load_settings(overrides={"price": price})
     with Farm.open(settings) as farm:
@@ -67,6 +68,9 @@ def plan(
         found = farm.forecast(checkpoints, request.options)
     for warning in sparsity_warnings(build for model in found.models for build in model.job.builds):
         print_warning(warning)
+    for checkpoint in checkpoints:
+        if refusal := refusal_of(checkpoint):
+            print_warning(f"{checkpoint.path}: {refusal}")
     if as_json:
         total = _total_json(found, settings.price)
         print_json({"models": [_model_json(model) for model in found.models], "total": total})

@@ -18,6 +18,7 @@ from farm.errors import UsageError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from codegen.frontend.onnx.export.residual_graph import Tensor
     from farm.runtime.plan import Port
 
 
@@ -26,7 +27,9 @@ def run_bundle(
     inputs: Annotated[
         list[Path],
         typer.Option(
-            "--input", metavar="X.npy", help="An array for each input, in the network's order; may be repeated."
+            "--input",
+            metavar="X.npy",
+            help="An array for each input, in the network's order; may be repeated. Or one .npz with all, by name.",
         ),
     ],
     output: Annotated[
@@ -39,23 +42,31 @@ def run_bundle(
 ) -> int:
     """Run a bundle's network on arrays, images first, and write its outputs.
 
-    Needs the NVIDIA driver, no framework. Arrays have the input's data type; bfloat16 is stored as uint16.
+    Needs the NVIDIA driver, no framework. Arrays have the input's data type; bfloat16 is stored as uint16. Operators
+    that the runtime lacks run in onnxruntime (extra `reference`) on the CPU, with copies around each compiled layer.
     """
     from farm.bundle.reader import Bundle
     from farm.runtime.emulated import run_bundle as emulated
+    from farm.runtime.hybrid import HybridNetwork
     from farm.runtime.network import Network
+    from farm.runtime.plan import arrays_in_order
     from farm.runtime.plan_text import plan_of
 
     opened = Bundle(bundle)
-    arrays = read_arrays(inputs)
-    if emulate:
+    given = read_arrays(inputs)
+    ports: list[Port | Tensor] = []
+    if emulate and not opened.refused:
         plan = plan_of(opened)
-        where, ports, made = "the emulator", plan.outputs, emulated(opened, arrays)
+        where, made = "the emulator", emulated(opened, arrays_in_order(plan.inputs, given))
+        ports.extend(plan.outputs)
     else:
-        with Network(opened, device) as network:
-            found = network(*arrays)
-            where, ports = network.device_name, network.outputs
-        made = list(found) if isinstance(found, tuple) else [found]
+        network: HybridNetwork | Network
+        with HybridNetwork(opened, device, emulate=emulate) if opened.refused else Network(opened, device) as network:
+            made = network.run(arrays_in_order(network.inputs, given))
+            where = network.device_name
+            ports.extend(network.outputs)
+    if opened.refused:
+        where += " and onnxruntime"
     write_arrays(output, ports, made)
     for port, array in zip(ports, made, strict=True):
         shape = ", ".join(map(str, array.shape))
@@ -63,8 +74,8 @@ def run_bundle(
     return OK
 
 
-def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]]:
-    """The arrays of .npy files. Raises UsageError."""
+def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]] | dict[str, NDArray[Any]]:
+    """The arrays of .npy files, or of one .npz file by their names. Raises UsageError."""
     import numpy as np
 
     arrays = []
@@ -75,12 +86,26 @@ def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]]:
             why = (isinstance(error, OSError) and error.strerror) or error
             raise UsageError(f"--input {path}: cannot read it: {why}. Write it with numpy.save.") from None
         if not isinstance(array, np.ndarray):
-            raise UsageError(f"--input {path} holds several arrays: write one with numpy.save")
+            if len(paths) > 1:
+                raise UsageError(f"--input {path} holds several arrays: give it alone, or .npy files")
+            return _named_arrays(path)
         arrays.append(array)
     return arrays
 
 
-def write_arrays(path: Path, ports: Sequence[Port], arrays: Sequence[NDArray[Any]]) -> None:
+def _named_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    import zipfile
+
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"--input {path}: cannot read it: {error}. Write it with numpy.savez.") from None
+
+
+def write_arrays(path: Path, ports: Sequence[Port | Tensor], arrays: Sequence[NDArray[Any]]) -> None:
     """Write one array as .npy, or several by name as .npz. Raises UsageError."""
     import numpy as np
 

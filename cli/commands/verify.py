@@ -13,9 +13,11 @@ from rich.text import Text
 
 from cli.commands.run import read_arrays
 from cli.exit_codes import JOB_FAILED, OK
+from cli.options.build import InputValues
 from cli.options.gpu import Local
 from cli.options.jobs import OneJob
 from cli.options.output import AsJson
+from cli.options.parse import input_values_of
 from cli.output.console import print_json, stderr, stdout
 from cli.output.format import counted
 from cli.output.network_verdict import print_network
@@ -46,8 +48,11 @@ def verify(
     ] = False,
     inputs: Annotated[
         list[Path] | None,
-        typer.Option("--input", metavar="X.npy", help="With --network: an array for each input; random by default."),
+        typer.Option(
+            "--input", metavar="X.npy", help="With --network: an array for each input, or one .npz; random by default."
+        ),
     ] = None,
+    input_value: InputValues = None,
     model: Annotated[
         Path | None, typer.Option("--model", metavar="FILE", help="With --network: the ONNX file, if it was moved.")
     ] = None,
@@ -60,7 +65,9 @@ def verify(
     from the number of terms and the data type; up to 100 % passes.
 
     With --network every tensor that the ONNX model has too is compared with onnxruntime (extra `reference`). The
-    tolerance is a share of the tensor's largest element: 1e-4 in float32, 0.02 in float16, 0.1 in bfloat16.
+    tolerance is a share of the tensor's largest element: 1e-4 in float32, 0.02 in float16, 0.1 in bfloat16. In the
+    emulator a large network runs on sampled blocks of each layer, given the reference's tensors, also compared with
+    float64; what is between the layers runs in onnxruntime.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
@@ -69,13 +76,13 @@ def verify(
     if local and not gpu:
         raise UsageError("--local selects a GPU: add --gpu")
     if network:
-        arrays = tuple(read_arrays(inputs or ()))
-        question = NetworkQuestion(arrays, model, gpu=gpu, local=local, batch=batch, seed=seed)
+        values = input_values_of(input_value or [])
+        question = NetworkQuestion(read_arrays(inputs or ()), model, gpu, local, batch, seed, values)
         with Farm.open(load_settings()) as farm, stderr().status("verifying the network") as spinner:
             found = farm.verify_network(job, question, notice=spinner.update)
         return print_network(found, as_json=as_json)
-    if inputs or model is not None:
-        raise UsageError("--input and --model are for the whole network: add --network")
+    if inputs or input_value or model is not None:
+        raise UsageError("--input, --input-value and --model are for the whole network: add --network")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
         for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed, local=local, notice=spinner.update):

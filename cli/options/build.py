@@ -37,6 +37,14 @@ InputShapes = Annotated[
         help="Shape of an input that the file leaves open; may be repeated.",
     ),
 ]
+InputValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input-value",
+        metavar="NAME=16000",
+        help="Value that all elements of an input always have, such as a sampling rate; may be repeated.",
+    ),
+]
 Accumulate = Annotated[
     str,
     typer.Option(

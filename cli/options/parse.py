@@ -55,6 +55,20 @@ def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def input_values_of(values: Sequence[str]) -> dict[str, float]:
+    """Values of inputs by name, from values such as sr=16000. Raises UsageError."""
+    found = {}
+    for value in values:
+        name, _, number = value.rpartition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name or not math.isfinite(found[name]):
+            raise UsageError(f"--input-value {value}: expected a name and a number such as sr=16000")
+    return found
+
+
 def form_of(value: str) -> Form:
     """The form of the templates. Raises UsageError."""
     match value:

@@ -1,4 +1,4 @@
-"""Result of `farm verify --network`: the outputs, and the first tensor that differs."""
+"""Result of `farm verify --network`: the compiled layers, the outputs, and the first tensor that differs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from rich.text import Text
 from cli.exit_codes import JOB_FAILED, OK
 from cli.output.console import print_json, stdout
 from cli.output.format import counted
-from cli.output.table import Column, fitted_table
+from cli.output.table import EXTRA, Column, fitted_table, without_column
 
 if TYPE_CHECKING:
-    from farm.verify.network import NetworkVerification, TensorCheck
+    from farm.verify.network import NetworkVerification
+    from farm.verify.tensor_checks import TensorCheck
 
 COLUMNS = (
-    Column("TENSOR", least=10),
+    Column("TENSOR", least=10, leaves=EXTRA),
     Column("LAYER", least=8),
+    Column("BLOCKS", "right", leaves=1),
     Column("ELEMENTS", "right"),
-    Column("REL. ERROR", "right"),
-    Column("% OF TOLERANCE", "right"),
+    Column("WORST ERROR", "right"),
+    Column("TOLERANCE", "right"),
+    Column("% OF IT", "right"),
+    Column("% OF FLOAT64 BOUND", "right"),
     Column("RESULT"),
 )
 
@@ -32,8 +36,14 @@ def print_network(found: NetworkVerification, *, as_json: bool) -> int:
         print_json(_document(found))
         return code
     console = stdout()
-    console.print(fitted_table(COLUMNS, _rows(found), console.width), soft_wrap=True)
+    columns: Sequence[Column] = COLUMNS
+    rows = _rows(found)
+    for name in () if found.sampled else ("BLOCKS", "% OF FLOAT64 BOUND"):
+        columns, rows = without_column(name, columns, rows)
+    console.print(fitted_table(columns, rows, console.width), soft_wrap=True)
     where = "in the emulator" if found.where == "emulator" else f"on {found.where}"
+    if found.sampled:
+        where += ", sampled blocks of each layer, the rest in onnxruntime"
     on = f"{counted(found.images, 'image')} {where}"
     if found.ok:
         elements = sum(each.elements for each in found.outputs)
@@ -48,30 +58,43 @@ def _where(first: TensorCheck | None) -> str:
     if first is None:
         return ""
     of = f"of the compiled layer {first.layer}" if first.layer else "which no compiled layer computes"
-    return f"; the first tensor that differs is {first.name}, {of}"
+    message = first.emulated.verification.message if first.emulated is not None else ""
+    return f"; the first tensor that differs is {first.name}, {of}{f': {message}' if message else ''}"
 
 
-def _rows(found: NetworkVerification) -> Sequence[Sequence[str | Text]]:
-    """A row for the first tensor that differs, then one for each output."""
+def _rows(found: NetworkVerification) -> list[list[str | Text]]:
+    """A row for each layer, for the first tensor that differs if no layer computes it, and for each output."""
     first = found.first_wrong
-    shown = [*([first] if first is not None and first not in found.outputs else []), *found.outputs]
+    shown = [each for each in found.tensors if each.layer or each is first]
+    layers = {each.name for each in shown}
+    shown += [each for each in found.outputs if each.name not in layers]
     return [
         [
             each.name,
             each.layer or "-",
+            _blocks(each),
             f"{each.elements:,}",
-            f"{each.relative_error:.1e}",
+            f"{each.error:.1e}",
+            f"{each.tolerance:.1e}",
             f"{each.tolerance_share:.1%}",
+            "-" if each.emulated is None else f"{each.emulated.verification.bound_share:.1%}",
             Text("PASS", style="green") if each.ok else Text("FAIL", style="red"),
         ]
         for each in shown
     ]
 
 
+def _blocks(check: TensorCheck) -> str:
+    if check.emulated is None:
+        return "-"
+    return f"{check.emulated.verification.blocks_run:,} of {check.emulated.verification.blocks_total:,}"
+
+
 def _document(found: NetworkVerification) -> dict[str, Any]:
     return {
         "ok": found.ok,
         "on": found.where,
+        "sampled": found.sampled,
         "images": found.images,
         "outputs": [_tensor(each) for each in found.outputs],
         "tensors": [_tensor(each) for each in found.tensors],
@@ -80,11 +103,16 @@ def _document(found: NetworkVerification) -> dict[str, Any]:
 
 
 def _tensor(check: TensorCheck) -> dict[str, Any]:
+    verification = None if check.emulated is None else check.emulated.verification
     return {
         "name": check.name,
         "layer": check.layer,
         "elements": check.elements,
         "relative_error": check.relative_error,
+        "error": check.error,
+        "tolerance": check.tolerance,
         "tolerance_share": check.tolerance_share,
+        "bound_share": None if verification is None else verification.bound_share,
+        "message": "" if verification is None else verification.message,
         "ok": check.ok,
     }

@@ -51,6 +51,8 @@ class LayerRun:
     """Channel gates, [batch, channels]; None for a layer without gates."""
     seed: int = 0
     """Seed of the sampled blocks."""
+    groups: int | None = None
+    """Most K groups to sample; None: all, so that every instruction runs."""
 
     def arrays(self) -> dict[str, NDArray[Any] | None]:
         """Arrays by the names of a launch's arguments."""
@@ -86,8 +88,8 @@ class Verification:
         return not self.message
 
 
-def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
-    """Blocks that cover every instruction stream and every kind of border.
+def sample_blocks(layer: AnyTiled, grid: Block, seed: int, most_groups: int | None = None) -> list[Block]:
+    """Blocks that cover every instruction stream, or `most_groups` drawn ones, and every kind of border.
 
     A small grid is taken whole. Of a larger one each K group gets some of the tile grid's corners, edge centres and
     random interior tiles, on different images; many K groups share these places among them.
@@ -95,15 +97,19 @@ def sample_blocks(layer: AnyTiled, grid: Block, seed: int) -> list[Block]:
     across = layer.tiles[1]
     cluster = layer.tiling.cluster
     down, images, groups = grid[0] // across, grid[1], grid[2] // cluster
-    if down * across * images * grid[2] <= SMALL_GRID:
-        return [(x, y, z) for z in range(grid[2]) for y in range(images) for x in range(down * across)]
     rng = np.random.default_rng(seed)
+    drawn = list(range(groups))
+    if most_groups is not None and most_groups < groups:
+        drawn = sorted(rng.choice(groups, most_groups, replace=False).tolist())
+    if down * across * images * grid[2] <= SMALL_GRID:
+        ranks = (z * cluster + rank for z in drawn for rank in range(cluster))
+        return [(x, y, z) for z in ranks for y in range(images) for x in range(down * across)]
     marked = {(r, c) for r in (0, down // 2, down - 1) for c in (0, across // 2, across - 1)}
     blocks = []
-    for z in range(groups):
+    for z in drawn:
         random = zip(rng.integers(0, down, 2).tolist(), rng.integers(0, across, 2).tolist(), strict=True)
         places = sorted(marked | set(random))
-        share = max(MIN_BLOCKS_OF_GROUP, SMALL_GRID // groups)
+        share = max(MIN_BLOCKS_OF_GROUP, SMALL_GRID // len(drawn))
         for i in range(min(share, len(places))):
             row, column = places[(i + z * share) % len(places)]
             place = row * across + column, (i + z) % images
@@ -130,7 +136,7 @@ def verify_layer(
     run = _lowered(run, layer)
     batch = len(run.x)
     arrays: dict[str, Any] = {**run.arrays(), **layer.launch.numbers(batch)}
-    sampled = sample_blocks(layer, layer.launch.grid_at(batch), run.seed)
+    sampled = sample_blocks(layer, layer.launch.grid_at(batch), run.seed, run.groups)
     blocks_run: list[Block] = []
     for number, part in enumerate(parts):
         kernel = rewrite(template, run.weights, part)
@@ -142,6 +148,8 @@ def verify_layer(
             )
         grid = launch.grid_at(batch)
         blocks = [block for block in sampled if part.first <= block[2] < part.end]
+        if not blocks:
+            continue
         launched = [launched_block(layer, (i, j, k - part.first), grid) for i, j, k in blocks]
         arguments = [arrays[name] for name in launch.arguments]
         if cubins is None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from codegen.errors import CheckpointError
 from codegen.ir.launch import Launch
@@ -31,6 +31,9 @@ from farm.signing import Keyring
 
 if TYPE_CHECKING:
     from codegen.frontend.onnx.export.network import Network
+    from codegen.frontend.onnx.export.segments import SegmentedNetwork
+
+T = TypeVar("T")
 
 NETWORK = "network.onnx"
 """The model with each compiled layer as one node. Its large constants may be in CONSTANTS."""
@@ -130,8 +133,25 @@ class Bundle:
         return self.manifest.network is not None
 
     @property
+    def refused(self) -> str:
+        """Why the network does not run by its plan; empty if it does, or if there is no network."""
+        return one_line((self.manifest.runtime and self.manifest.runtime.refused) or "")
+
+    @property
     def network(self) -> Network:
         """The model around the layers. Raises UsageError if the bundle has none, BundleError if it is damaged."""
+        from codegen.frontend.onnx.export.network import read_network
+
+        return self._read_network(read_network)
+
+    @property
+    def segments(self) -> SegmentedNetwork:
+        """The model around the layers as models of its own, for onnxruntime. Raises as `network`."""
+        from codegen.frontend.onnx.export.segments import segmented
+
+        return self._read_network(segmented)
+
+    def _read_network(self, read: Callable[[bytes, bytes], T]) -> T:
         if missing := self.missing:
             raise UsageError(
                 f"{self.path} is a partial bundle without a network: {missing[0].name} was not compiled "
@@ -141,11 +161,9 @@ class Bundle:
             raise UsageError(
                 f"{self.path} has layers but no network: its job kept none. Compile an ONNX model to get one"
             )
-        from codegen.frontend.onnx.export.network import read_network
-
         data, constants = self._members.read(_member(self.manifest.network)), self.constants
         try:
-            return read_network(data, constants)
+            return read(data, constants)
         except CheckpointError as error:
             reason = one_line(str(error))
             raise BundleError(f"{self.path}: {NETWORK} is damaged: {reason}. Fetch the bundle again") from None

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from codegen.frontend.onnx.export.network import Network, NetworkNode
 from codegen.ir.dtypes import from_float32
 from codegen.ir.launch import GridSize
-from codegen.ir.layer_spec import LayerSpec, Linear
+from codegen.ir.layer_spec import LayerSpec
 from farm.errors import UsageError
-from farm.runtime.plan import Grid, Rows
+from farm.runtime.plan import Grid, Rows, layer_shape
 
 SAMPLES = (240, 480)
 """Numbers of images for which a network of any batch size is lowered; if the steps differ, it is refused."""
@@ -95,7 +95,7 @@ class Lowering:
             if any(not isinstance(size, int) for size in given.shape[1:]):
                 raise RefusedError(f"the input {given.name} has open sizes: compile with --input-shape")
             if not given.shape or given.dtype not in DTYPES:
-                raise RefusedError(f"the input {given.name} has type {given.dtype}, expected images of floats")
+                raise RefusedError(f"the input {given.name} is no images of floats: use farm run or farm.torch")
             sizes = tuple(size for size in given.shape[1:] if isinstance(size, int))
             first = given.shape[0] if isinstance(given.shape[0], int) else images
             self.values[given.name] = Value((first, *sizes), given.dtype, given.name)
@@ -108,7 +108,7 @@ class Lowering:
         known = {*self._operators, *SHAPES}
         unknown = sorted({node.operator for node in network.nodes if not node.layer and node.operator not in known})
         if unknown:
-            raise RefusedError(f"the runtime does not run {', '.join(unknown)}: use farm.torch for this network")
+            raise RefusedError(f"the runtime does not run {', '.join(unknown)}: use farm run or farm.torch")
 
     def _lower(self, node: NetworkNode) -> None:
         if node.layer:
@@ -127,7 +127,7 @@ class Lowering:
                 self.values[name] = value
 
     def refused(self, node: NetworkNode, why: str) -> RefusedError:
-        return RefusedError(f"the runtime does not run {node} ({why}): use farm.torch for this network")
+        return RefusedError(f"the runtime does not run {node} ({why}): use farm run or farm.torch")
 
     # Building blocks of the operators.
 
@@ -206,13 +206,8 @@ class Lowering:
         if x.dtype != spec.data_type:
             raise self.refused(node, f"it takes {spec.data_type} but is given {x.dtype}")
         taken = prod(spec.input_shape)
-        if isinstance(spec, Linear):
-            shape = (*x.shape[:-1], spec.outputs)
-        elif len(x.shape) == 3:
-            shape = (x.shape[0], spec.output_shape[0], spec.output_shape[2])
-        else:
-            shape = (x.shape[0], *spec.output_shape)
-        if x.size % (taken * self.images) or (not isinstance(spec, Linear) and x.size != taken * x.shape[0]):
+        shape = layer_shape(spec, x.shape)
+        if shape is None or x.size % (taken * self.images):
             raise self.refused(node, f"it was compiled for {list(spec.input_shape)} but is given {list(x.shape)}")
         output = self.new(shape, spec.data_type)
         none = GridSize()

@@ -21,7 +21,7 @@ from farm.cuda.prefetch import GpuLimits
 from farm.errors import UsageError
 from farm.runtime.code_prefetch import CodePrefetch
 from farm.runtime.glue_kernels import check_arguments
-from farm.runtime.plan import KernelStep, LayerStep, Place, Rows, Step
+from farm.runtime.plan import KernelStep, LayerStep, Place, Plan, Rows, Step
 from farm.runtime.plan_text import plan_of
 
 ALIGNMENT_BYTES = 16
@@ -47,9 +47,10 @@ def load(path: Path | str, device: int = 0) -> Network:
 class Network:
     """A network on a GPU. Calls run one at a time."""
 
-    def __init__(self, bundle: Bundle, device: int = 0) -> None:
+    def __init__(self, bundle: Bundle, device: int = 0, plan: Plan | None = None) -> None:
+        """`plan` runs some of the bundle's layers; the default is the plan of its whole network."""
         self._bundle = bundle
-        self.plan = plan_of(bundle)
+        self.plan = plan_of(bundle) if plan is None else plan
         self.inputs, self.outputs = self.plan.inputs, self.plan.outputs
         """Ports with name, dtype and shape."""
         self._lock = threading.RLock()
@@ -89,7 +90,7 @@ class Network:
             self._held.callback(glue.unload)
             self._functions = {name: glue.function(name) for name in sorted(kernels)}
             check_arguments(bundle, self.plan)
-        data = bundle.constants
+        data = bundle.constants if self.plan.constants_bytes else b""
         self._constants = _allocate(len(data))
         self._held.callback(call, "cuMemFree_v2", self._constants)
         _upload(self._constants, data)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.launch import MOST_BLOCKS, MOST_IMAGES, GridSize
+from codegen.ir.layer_spec import LayerSpec, Linear
 from farm.errors import UsageError
 
 Grid = tuple[GridSize, GridSize, GridSize]
@@ -151,3 +154,29 @@ class Plan:
                 "or export the model with an open batch size (torch.onnx.export's dynamic_shapes)"
             )
         return counts[0]
+
+
+Arrays = Sequence[NDArray[Any]] | Mapping[str, NDArray[Any]]
+"""Inputs of a network, in its order or by name."""
+
+
+def arrays_in_order(inputs: Sequence[Port | Tensor], given: Arrays) -> Sequence[NDArray[Any]]:
+    """The arrays in the order of the inputs. Raises UsageError for other names than theirs."""
+    if not isinstance(given, Mapping):
+        return given
+    names = [each.name for each in inputs]
+    if {*names} != given.keys():
+        raise UsageError(f"arrays named {', '.join(given)}: the network's inputs are {', '.join(names)}")
+    return [given[name] for name in names]
+
+
+def layer_shape(spec: LayerSpec, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The shape of a compiled layer's output in the network, for that of its input; None if it does not take that."""
+    taken = prod(spec.input_shape)
+    if isinstance(spec, Linear):
+        return None if prod(shape) % taken else (*shape[:-1], spec.outputs)
+    if not shape or prod(shape) != taken * shape[0]:
+        return None
+    if len(shape) == 3:
+        return (shape[0], spec.output_shape[0], spec.output_shape[2])
+    return (shape[0], *spec.output_shape)

@@ -78,7 +78,9 @@ def _check_limits(text: bytes) -> None:
     try:
         read_plan(text)
     except BundleError as error:
-        raise RefusedError(f"the network is beyond the limits of the runtime ({error}): use farm.torch") from None
+        raise RefusedError(
+            f"the network is beyond the runtime's limits ({error}): use farm run or farm.torch"
+        ) from None
 
 
 def _member(path: str, data: bytes) -> Member:

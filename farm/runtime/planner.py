@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from codegen.frontend.onnx.export.network import Network
+from codegen.errors import CheckpointError
+from codegen.frontend.onnx.export.network import Network, read_network
 from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LayerSpec
 from farm.runtime.lowering import SAMPLES, Lowered, Lowering, RefusedError, Value
 from farm.runtime.operators import OPERATORS
@@ -32,6 +34,18 @@ class Planned:
     """Offset of each constant, by the SHA-256 of its bytes."""
 
 
+def refusal_of(checkpoint: Checkpoint) -> str:
+    """Why programs without a framework will not run a model once it is compiled; empty if they will."""
+    if checkpoint.residual_graph is None:
+        return ""
+    specs = {layer.name: layer.spec for layer in checkpoint.layers}
+    try:
+        plan_network(read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)), specs)
+    except (RefusedError, CheckpointError) as error:
+        return str(error)
+    return ""
+
+
 def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
     """The plan of a network. Raises RefusedError, which names the operators that the runtime does not run."""
     fixed = network.inputs[0].shape[0] if network.inputs and network.inputs[0].shape else None
@@ -41,7 +55,8 @@ def plan_network(network: Network, specs: Mapping[str, LayerSpec]) -> Planned:
     plan = _planned(Lowering(network, specs, OPERATORS, one), network, None).plan
     planned = _planned(Lowering(network, specs, OPERATORS, other), network, None)
     if planned.plan != plan:
-        raise RefusedError("the network treats an image differently by the number of images: use farm.torch")
+        why = "the network treats an image differently by the number of images"
+        raise RefusedError(f"{why}: use farm run or farm.torch")
     return planned
 
 
@@ -52,11 +67,11 @@ def _planned(lowering: Lowering, network: Network, images: int | None) -> Planne
     copies: list[Lowered] = []
     unknown = [each.name for each in network.outputs if each.name not in lowering.values]
     if unknown:
-        raise RefusedError(f"the runtime does not compute the output {unknown[0]}: use farm.torch")
+        raise RefusedError(f"the runtime does not compute the output {unknown[0]}: use farm run or farm.torch")
     outputs = [lowering.values[each.name] for each in network.outputs]
     for number, value in enumerate(outputs):
         if value.constant is not None:
-            raise RefusedError(f"the output {network.outputs[number].name} is a constant: use farm.torch")
+            raise RefusedError(f"the output {network.outputs[number].name} is a constant: use farm run or farm.torch")
         if value.root in places:  # an input, or already an output under another name
             copies.append(_copy(lowering, value, len(steps) + len(copies), network.outputs[number].name))
             places[len(steps) + len(copies) - 1] = Place("output", number)
@@ -92,7 +107,7 @@ def _port(lowering: Lowering, tensor: Tensor, value: Value) -> Port:
     count = value.size // lowering.images
     first, *shape = value.shape or (1,)
     if first % lowering.images:
-        raise RefusedError(f"{tensor.name} does not have the images as its first size: use farm.torch")
+        raise RefusedError(f"{tensor.name} does not have the images as its first size: use farm run or farm.torch")
     return Port(tensor.name, value.dtype, first // lowering.images, tuple(shape), count * ELEMENT_BYTES[value.dtype])
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from codegen.emulator.sass.emulate import is_known
 from codegen.errors import CodegenError, DeviceError, TemplateError, UnsupportedCodeError
@@ -14,6 +15,7 @@ from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import arch_number, runs_on
 from codegen.verification.compare import (
+    LayerRun,
     Verification,
     random_run,
     verify_layer,
@@ -72,20 +74,46 @@ def verify_on_cpu(
         archs: dict[_Made, list[str]] = {}
         of_arch = _by_arch(build, results)
         for arch in sorted(of_arch, key=arch_number):
-            kernels = of_arch[arch]
-            launches = tuple(kernel.known_launch for kernel in kernels)
-            words = tuple(kernel.cubin for kernel in kernels) if not _unsupported(build, [arch]) else ()
-            made = _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
-            archs.setdefault(made, []).append(arch)
+            archs.setdefault(_made(build, arch, of_arch[arch]), []).append(arch)
         for made, names in archs.items():
             parts = build.parts_of(names[0])
             layer = (made, build.weights, parts, build.rows)
             if layer not in verified:
-                verified[layer] = _verify_kernels(store, build, parts, made, batch, seed)
+                drawn = partial(random_run, build.spec, build.tiling, batch=batch * (build.rows or 1), seed=seed)
+                verified[layer] = _verify_kernels(store, build, parts, made, drawn)
             verification, refusal = verified[layer]
             reason = refusal or _unsupported(build, names)
             where = "emulator" if reason else "machine code"
             yield LayerVerification(build.layer, len(parts), tuple(names), where, verification, reason)
+
+
+def verify_run(
+    store: Store, build: Build, results: Sequence[BuildResult], run_of: Callable[[Weights], LayerRun]
+) -> LayerVerification:
+    """Emulates a layer's kernels for one architecture on given arrays: the one emulated best, else the newest.
+
+    `run_of` makes the run, again if the emulator refuses the machine code and runs the PTX. Raises BlobLostError.
+    """
+    of_arch = _by_arch(build, results)
+    arch = _best_arch(build, of_arch)
+    parts, made = build.parts_of(arch), _made(build, arch, of_arch[arch])
+    verification, refusal = _verify_kernels(store, build, parts, made, run_of)
+    reason = refusal or _unsupported(build, [arch])
+    where = "emulator" if reason else "machine code"
+    return LayerVerification(build.layer, len(parts), (arch,), where, verification, reason)
+
+
+def best_emulated(builds: Sequence[Build], results: Sequence[BuildResult]) -> Build:
+    """Of a layer's builds, which have different architectures, the one that `verify_run` emulates best."""
+    return max(builds, key=lambda build: _preference(build, _best_arch(build, _by_arch(build, results))))
+
+
+def _best_arch(build: Build, archs: Iterable[str]) -> str:
+    return max(archs, key=lambda arch: _preference(build, arch))
+
+
+def _preference(build: Build, arch: str) -> tuple[bool, int]:
+    return not _unsupported(build, [arch]), arch_number(arch)
 
 
 def _unsupported(build: Build, archs: Sequence[str]) -> str:
@@ -107,6 +135,12 @@ class _Made:
     """Digests of the cubins to emulate; empty to emulate the PTX."""
 
 
+def _made(build: Build, arch: str, kernels: Sequence[BuildResult]) -> _Made:
+    launches = tuple(kernel.known_launch for kernel in kernels)
+    words = tuple(kernel.cubin for kernel in kernels) if not _unsupported(build, [arch]) else ()
+    return _Made(kernels[0].template_key, tuple(kernel.ptx for kernel in kernels), launches, words)
+
+
 def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[BuildResult]]:
     """Cubins of a layer per architecture, in the order of its parts."""
     found: dict[str, list[BuildResult]] = {}
@@ -117,7 +151,7 @@ def _by_arch(build: Build, results: Sequence[BuildResult]) -> dict[str, list[Bui
 
 
 def _verify_kernels(
-    store: Store, build: Build, parts: tuple[Part, ...], made: _Made, batch: int, seed: int
+    store: Store, build: Build, parts: tuple[Part, ...], made: _Made, run_of: Callable[[Weights], LayerRun]
 ) -> tuple[Verification, str]:
     """The verification, and why the emulator did not run the cubins that it was to run; empty if it did."""
     weights = _weights(store, build)
@@ -133,8 +167,7 @@ def _verify_kernels(
                 return _wrong(changed), ""
 
         def emulated(cubins: list[bytes] | None) -> Verification:
-            run = random_run(template.spec, template.tiling, weights, batch * (build.rows or 1), seed)
-            return verify_layer(template, run, parts, made.launches, cubins)
+            return verify_layer(template, run_of(weights), parts, made.launches, cubins)
 
         try:
             return emulated(cubins), ""

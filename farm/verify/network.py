@@ -1,20 +1,24 @@
-"""Verification of a whole network: its bundle, emulated or on a GPU, against onnxruntime."""
+"""Verification of a whole network: its bundle, emulated or on a GPU, against onnxruntime.
+
+In the emulator a small network runs whole, by its plan; of others, blocks of each layer (`sampled_layers.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.frontend.onnx.export.segments import LayerCall, SegmentedNetwork
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.frontend.tsv.manifest import is_tsv_network
-from codegen.ir.dtypes import from_float32, to_float32
+from codegen.ir.dtypes import from_float32
 from codegen.toolchain.temp_folders import TempFolder
 from farm.bundle.ptx import newest_ptx
 from farm.bundle.reader import Bundle
@@ -25,44 +29,20 @@ from farm.executors import open_gpu
 from farm.executors.contract import Notice, no_notice
 from farm.jobs.model import JobDetail
 from farm.runtime.emulated import layer_ptx, run_emulated
+from farm.runtime.hybrid import HybridNetwork, check_inputs
 from farm.runtime.network import Network
-from farm.runtime.plan import LayerStep, Plan, Port
+from farm.runtime.plan import Arrays, LayerStep, Plan, Port, arrays_in_order
 from farm.runtime.plan_text import plan_of
 from farm.store import open_store
 from farm.store.contract import Store
 from farm.verify.onnxruntime_reference import ReferenceTensor, reference_tensors
+from farm.verify.sampled_layers import check_layers
+from farm.verify.tensor_checks import TensorCheck, check_tensor
 
-TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest difference of an element as a share of its tensor's largest element.
-
-Both sum in different orders, and errors grow from layer to layer.
-"""
-SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
-"""Operators with results of at most 1, computed through numbers near 1: onnxruntime's rounding is absolute."""
-ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
-"""Four of them, which such a result may be off by however small it is."""
-MAX_EMULATED = 100_000_000
-"""Most multiply-adds of non-zero weights, over all images, to emulate: they take minutes."""
+MAX_EMULATED = 20_000_000
+"""Most multiply-adds of non-zero weights, over all images, of a network that is emulated whole."""
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class TensorCheck:
-    """Comparison of one tensor."""
-
-    name: str
-    layer: str
-    """The compiled layer that computes it; empty for other operators."""
-    elements: int
-    relative_error: float
-    """Norm of the difference over norm of onnxruntime's tensor."""
-    tolerance_share: float
-    """Largest difference as a share of the tolerance; at most 1 for a correct tensor."""
-
-    @property
-    def ok(self) -> bool:
-        return self.tolerance_share <= 1
 
 
 @dataclass(frozen=True)
@@ -75,6 +55,8 @@ class NetworkVerification:
     tensors: tuple[TensorCheck, ...]
     """Tensors of both, in the order of computation."""
     outputs: tuple[TensorCheck, ...]
+    sampled: bool = False
+    """Whether only blocks of the layers ran, and the rest of the network in onnxruntime."""
 
     @property
     def ok(self) -> bool:
@@ -98,8 +80,8 @@ class Ran:
 class NetworkQuestion:
     """Settings of a network's verification."""
 
-    inputs: tuple[Array, ...] = ()
-    """Inputs in the network's order, images first; random if empty."""
+    inputs: Arrays = ()
+    """Inputs, images first; random if empty."""
     model: Path | None = None
     """The compiled model file, if it has moved."""
     gpu: bool = False
@@ -108,42 +90,81 @@ class NetworkQuestion:
     batch: int = 2
     """Images of random inputs."""
     seed: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Values of the model's inputs that were fixed when it was compiled."""
 
     def answer(
         self, settings: Settings, store: Store, detail: JobDetail, notice: Notice = no_notice
     ) -> NetworkVerification:
         """Verifies the network of a job that succeeded. Raises UsageError, DeviceError and NoWorkerError."""
-        plan = _plan(store, detail)
-        inputs = self.inputs or network_inputs(plan, self.batch, self.seed)
-        images = plan.images_of(inputs)
+        with TempFolder("network") as folder:
+            bundle = _bundle(folder, store, detail, ptx=False)
+            network = bundle.segments
+            plan = None if bundle.refused else plan_of(bundle)
         model = Path(detail.job.model) if self.model is None else self.model
+        inputs = arrays_in_order(network.inputs, self.inputs or network_inputs(network.inputs, self.batch, self.seed))
+        if plan is None:
+            check_inputs(network.inputs, inputs)
+        else:
+            plan.images_of(inputs)
         check_model(model, detail)
+        reference = Reference(model, network, inputs, self.values)
         if not self.gpu:
-            check_emulated(detail, images)
-            return compare_network(plan, run_on_cpu(store, detail, inputs), model, inputs)
+            if plan is not None and _is_small(detail, len(inputs[0])):
+                return compare_network(plan_tensors(plan), run_on_cpu(store, detail, inputs), reference)
+            return _sampled(store, detail, reference, self.seed, notice)
+        tensors = plan_tensors(plan) if plan is not None else layer_tensors(network)
         with open_gpu(settings, local=self.local, notice=notice) as host:
             if host.is_remote:
                 [ran] = host.run(partial(network_work, detail=detail, inputs=inputs))
             else:  # this farm's store may differ from the one in its settings
                 ran = run_on_gpu(store, detail, inputs)
-        return compare_network(plan, ran, model, inputs)
+        return compare_network(tensors, ran, reference)
 
 
-def network_inputs(plan: Plan, batch: int, seed: int) -> tuple[Array, ...]:
-    """Random normal inputs; a network with a fixed batch gets that many images."""
+def network_inputs(tensors: Sequence[Tensor], batch: int, seed: int) -> tuple[Array, ...]:
+    """Random inputs: normal values, and of integers 0 and 1, which every table of indices has.
+
+    A network with a fixed batch gets that many images. Raises UsageError for open sizes.
+    """
     rng = np.random.default_rng(seed)
-    images = plan.images or batch
-    return tuple(_as_held(rng.standard_normal(port.shape_of(images), np.float32), port) for port in plan.inputs)
+    found = []
+    for tensor in tensors:
+        first = [batch if not isinstance(each, int) else each for each in tensor.shape[:1]]
+        sizes = [each for each in tensor.shape[1:] if isinstance(each, int)]
+        if len(sizes) < len(tensor.shape[1:]):
+            raise UsageError(
+                f"the input {tensor.name} has open sizes: give it with --input, or compile with fixed ones"
+            )
+        shape = (*first, *sizes)
+        if tensor.dtype == "bfloat16":
+            found.append(from_float32(rng.standard_normal(shape, np.float32), "bfloat16"))
+        elif np.dtype(tensor.dtype).kind == "f":
+            found.append(rng.standard_normal(shape, np.float32).astype(tensor.dtype))
+        else:
+            found.append(rng.integers(0, 2, shape).astype(tensor.dtype))
+    return tuple(found)
 
 
-def _as_held(values: NDArray[np.float32], port: Port) -> Array:
-    return from_float32(values, "bfloat16") if port.dtype == "bfloat16" else values.astype(port.held_in)
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """onnxruntime's results for the compiled model."""
 
+    model: Path
+    network: SegmentedNetwork
+    inputs: Sequence[Array]
+    values: Mapping[str, float]
+    """Values of inputs that the network lacks, because they were fixed when it was compiled."""
 
-def _plan(store: Store, detail: JobDetail) -> Plan:
-    """Plan of a job's network. Raises UsageError if it needs a framework."""
-    with TempFolder("network") as folder:
-        return plan_of(_bundle(folder, store, detail, ptx=False))
+    def tensors(self, names: Collection[str]) -> dict[str, ReferenceTensor]:
+        """The named tensors that the model has too. Raises UsageError if onnxruntime cannot run the model."""
+        given = {port.name: array for port, array in zip(self.network.inputs, self.inputs, strict=True)}
+        found = reference_tensors(self.model, given, names, self.values)
+        if missing := [port.name for port in self.network.outputs if port.name not in found]:
+            raise UsageError(
+                f"{self.model} has no output {missing[0]}: say with --model which is the model that was compiled"
+            )
+        return found
 
 
 def check_model(model: Path, detail: JobDetail) -> None:
@@ -161,17 +182,13 @@ def check_model(model: Path, detail: JobDetail) -> None:
             )
 
 
-def check_emulated(detail: JobDetail, images: int) -> None:
-    """Raises UsageError for a network too large for the emulator."""
+def _is_small(detail: JobDetail, images: int) -> bool:
+    """Whether a network is emulated whole."""
     work = sum(
         build.spec.multiply_adds * (build.rows or 1) * build.nonzeros // build.spec.weights_count
         for build in {build.position: build for build in detail.builds}.values()
     )
-    if work * images > MAX_EMULATED:
-        raise UsageError(
-            f"{work * images / 1e6:,.0f} million multiply-adds are too many for the emulator, which does "
-            f"{MAX_EMULATED / 1e6:.0f} million: use --gpu, or farm verify without --network"
-        )
+    return work * images <= MAX_EMULATED
 
 
 def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
@@ -183,15 +200,18 @@ def run_on_cpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
         outputs = run_emulated(
             plan, layer_ptx(bundle, plan), bundle.constants, inputs, lambda name, data: seen.update({name: data.copy()})
         )
-        return Ran("emulator", seen | _by_name(plan, outputs))
+        return Ran("emulator", seen | _by_name(plan.outputs, outputs))
 
 
 def run_on_gpu(store: Store, detail: JobDetail, inputs: Sequence[Array]) -> Ran:
     """Runs a network on this machine's GPU. Raises DeviceError without one."""
-    with TempFolder("network") as folder, Network(_bundle(folder, store, detail, ptx=False)) as network:
+    with TempFolder("network") as folder:
+        bundle = _bundle(folder, store, detail, ptx=False)
         seen: dict[str, Array] = {}
-        outputs = network.run(inputs, lambda name, data: seen.update({name: data}))
-        return Ran(network.device_name, seen | _by_name(network.plan, outputs))
+        network: HybridNetwork | Network
+        with HybridNetwork(bundle) if bundle.refused else Network(bundle) as network:
+            outputs = network.run(inputs, lambda name, data: seen.update({name: data}))
+            return Ran(network.device_name, seen | _by_name(network.outputs, outputs))
 
 
 def network_work(settings: Settings, detail: JobDetail, inputs: Sequence[Array]) -> Generator[Ran, None, None]:
@@ -199,51 +219,56 @@ def network_work(settings: Settings, detail: JobDetail, inputs: Sequence[Array])
     yield run_on_gpu(open_store(settings), detail, inputs)
 
 
-def compare_network(plan: Plan, ran: Ran, model: Path, inputs: Sequence[Array]) -> NetworkVerification:
-    """Compares a network's result with onnxruntime. Raises UsageError if onnxruntime cannot run the model."""
-    layers = {step.tensor: step.layer if isinstance(step, LayerStep) else "" for step in plan.steps}
-    names = dict.fromkeys((*layers, *(port.name for port in plan.outputs)))
-    given = {port.name: array for port, array in zip(plan.inputs, inputs, strict=True)}
-    wanted = reference_tensors(model, given, names)
+def _by_name(ports: Sequence[Port | Tensor], arrays: Sequence[Array]) -> dict[str, Array]:
+    return {port.name: array for port, array in zip(ports, arrays, strict=True)}
+
+
+def plan_tensors(plan: Plan) -> dict[str, str]:
+    """The tensors that a plan computes, in order, each with the layer that computes it; empty for glue kernels."""
+    return {step.tensor: step.layer if isinstance(step, LayerStep) else "" for step in plan.steps}
+
+
+def layer_tensors(network: SegmentedNetwork) -> dict[str, str]:
+    """The tensors that compiled layers compute, in order, each with its layer."""
+    return {step.output: step.layer for step in network.steps if isinstance(step, LayerCall)}
+
+
+def compare_network(layers: Mapping[str, str], ran: Ran, reference: Reference) -> NetworkVerification:
+    """Compares a network's result with onnxruntime; `layers` are the tensors to compare, as of `plan_tensors`.
+
+    Raises UsageError if onnxruntime cannot run the model.
+    """
+    outputs = [port.name for port in reference.network.outputs]
+    names = dict.fromkeys((*layers, *outputs))
+    wanted = reference.tensors(names)
     checks = {
-        name: _check(name, layers.get(name, ""), ran.tensors[name], wanted[name])
+        name: check_tensor(name, layers.get(name, ""), ran.tensors[name], wanted[name])
         for name in names
         if name in wanted and name in ran.tensors
     }
-    missing = [port.name for port in plan.outputs if port.name not in checks]
-    if missing:
-        raise UsageError(f"{model} has no output {missing[0]}: say with --model which is the model that was compiled")
     return NetworkVerification(
         ran.where,
-        plan.images_of(inputs),
+        len(reference.inputs[0]),
         tuple(check for name, check in checks.items() if name in layers),
-        tuple(checks[port.name] for port in plan.outputs),
+        tuple(checks[name] for name in outputs),
     )
 
 
-def _check(name: str, layer: str, data: Array, reference: ReferenceTensor) -> TensorCheck:
-    """Compares a tensor; `data` holds at least its bytes."""
-    wanted = reference.values
-    dtype = wanted.dtype.name
-    held = np.frombuffer(data.tobytes()[: wanted.nbytes], np.uint16 if dtype == "bfloat16" else wanted.dtype)
-    got = to_float32(held, "bfloat16") if dtype == "bfloat16" else held
-    expected = wanted.astype(np.float64).reshape(-1)
-    with np.errstate(all="ignore"):
-        difference = np.where(got == expected, 0.0, np.abs(got.astype(np.float64) - expected))
-        difference[np.isnan(got) & np.isnan(expected)] = 0.0
-    finite = np.abs(expected[np.isfinite(expected)])
-    largest, norm = float(np.max(finite, initial=0.0)), float(np.sqrt(np.sum(finite**2)))
-    worst = float(np.max(difference, initial=0.0))
-    allowed = TOLERANCES[dtype] * largest
-    if reference.operator in SATURATING:
-        allowed = max(allowed, ROUNDINGS_OF_ONE[dtype])
-    share = 0.0 if worst == 0 else worst / allowed if allowed and np.isfinite(worst) else float("inf")
-    error = float(np.sqrt(np.sum(difference**2)))
-    return TensorCheck(name, layer, prod(wanted.shape), error / norm if norm else error, share)
-
-
-def _by_name(plan: Plan, outputs: Sequence[Array]) -> dict[str, Array]:
-    return {port.name: array for port, array in zip(plan.outputs, outputs, strict=True)}
+def _sampled(
+    store: Store, detail: JobDetail, reference: Reference, seed: int, notice: Notice = no_notice
+) -> NetworkVerification:
+    """Verifies sampled blocks of each layer, and the rest of the network by onnxruntime."""
+    network = reference.network
+    outputs = [port.name for port in network.outputs]
+    wanted = reference.tensors({*layer_tensors(network), *outputs})
+    checks, made = check_layers(store, detail, network, reference.inputs, wanted, seed, notice)
+    return NetworkVerification(
+        "emulator",
+        len(reference.inputs[0]),
+        tuple(checks),
+        tuple(check_tensor(name, "", array, wanted[name]) for name, array in zip(outputs, made, strict=True)),
+        sampled=True,
+    )
 
 
 def _bundle(folder: Path, store: Store, detail: JobDetail, *, ptx: bool) -> Bundle:

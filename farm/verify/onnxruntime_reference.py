@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from codegen.frontend.onnx.export.intermediate_outputs import with_intermediate_outputs
+from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
 from farm.errors import UsageError
-from farm.extras import way_out
+from farm.runtime.onnxruntime_session import OnnxRuntimeError, Session
 
 
 @dataclass(frozen=True)
@@ -24,27 +26,36 @@ class ReferenceTensor:
 
 
 def reference_tensors(
-    model: Path | str, inputs: Mapping[str, NDArray[Any]], names: Collection[str]
+    model: Path | str,
+    inputs: Mapping[str, NDArray[Any]],
+    names: Collection[str],
+    values: Mapping[str, float] | None = None,
 ) -> dict[str, ReferenceTensor]:
-    """Computes the named tensors of a model on the CPU, in the model's order. Raises UsageError and CheckpointError."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise UsageError(
-            f"networks are compared with onnxruntime, which cannot be imported ({error}): {way_out('reference')}"
-        ) from None
+    """Computes the named tensors of a model on the CPU, in the model's order. Raises UsageError and CheckpointError.
+
+    `values` are those of further inputs, whose elements are all equal.
+    """
     data, found = with_intermediate_outputs(model, names)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        computed = session.run(list(found), dict(inputs))
-    except Exception as error:  # noqa: BLE001 - onnxruntime's own, which have no common class
+        computed = Session(data).run(list(found), {**inputs, **_filled(data, values or {})})
+    except OnnxRuntimeError as error:
         raise UsageError(
-            f"onnxruntime cannot run {model} ({' '.join(str(error).split())}), and so there is nothing to compare: "
-            "correct the model, or leave out --network, which checks each layer by itself"
+            f"onnxruntime cannot run {model} ({error}), and so there is nothing to compare: correct the model, or "
+            "leave out --network, which checks each layer by itself"
         ) from None
     return {
         name: ReferenceTensor(values, operator)
         for (name, operator), values in zip(found.items(), computed, strict=True)
     }
+
+
+def _filled(model: bytes, values: Mapping[str, float]) -> dict[str, NDArray[Any]]:
+    """Arrays of equal elements for inputs of a model. Raises UsageError for an input that it lacks."""
+    inputs = {each.name: each for each in interface_of(model)[0]} if values else {}
+    if missing := values.keys() - inputs.keys():
+        raise UsageError(f"--input-value {min(missing)}: the model has no such input, only {', '.join(inputs)}")
+    return {name: np.full(_sizes(inputs[name]), value, inputs[name].dtype) for name, value in values.items()}
+
+
+def _sizes(tensor: Tensor) -> list[int]:
+    return [each if isinstance(each, int) else 1 for each in tensor.shape]

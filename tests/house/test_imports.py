@@ -56,7 +56,7 @@ DOORS = {
     "matplotlib": {"farm/bench/layers/plots.py"},
     "prometheus_client": {"farm/reports/metrics.py"},
     "onnx": {"codegen/frontend/onnx/", "codegen/model_zoo/"},
-    "onnxruntime": {"farm/verify/onnxruntime_reference.py"},
+    "onnxruntime": {"farm/runtime/onnxruntime_session.py"},
     "pycuda": {"farm/cuda/device.py"},
     "pydantic": {"farm/bundle/manifest.py"},
     "ray": {"farm/executors/ray/connection.py", "farm/executors/ray/private.py"},

@@ -239,7 +239,9 @@ def test_outputs_that_are_no_images_are_refused() -> None:
         one("Flatten", shape=(2, 3, 9, 7), axis=0),
         one("Unsqueeze", {"axes": np.array([0])}, shape=(2, 3, 9, 7)),
     ):
-        with pytest.raises(UsageError, match=r"y does not have the images as its first size: use farm.torch"):
+        with pytest.raises(
+            UsageError, match=r"y does not have the images as its first size: use farm run or farm.torch"
+        ):
             computed(proto, values(2, 3, 9, 7))
 
 
@@ -247,7 +249,7 @@ def test_a_mask_that_the_model_gives_is_refused() -> None:
     proto = model([node("Dropout", "x", "y")], inputs=[info("x", IMAGE)])
     proto.graph.node[0].output.append("mask")
     proto.graph.output.append(info("mask", None, onnx.TensorProto.BOOL))
-    with pytest.raises(UsageError, match=r"does not compute the output mask: use farm.torch"):
+    with pytest.raises(UsageError, match=r"does not compute the output mask: use farm run or farm.torch"):
         computed(proto, values(2, 3, 9, 7))
 
 

@@ -115,12 +115,17 @@ def _constant(tensor: TensorProto, beside: bytes) -> NDArray[Any]:
 
     if tensor.data_location != tensor.EXTERNAL:
         return numpy_helper.to_array(tensor)
+    held = constant_bytes(tensor, beside).view(helper.tensor_dtype_to_np_dtype(tensor.data_type))
+    return held.reshape(tuple(tensor.dims))
+
+
+def constant_bytes(tensor: TensorProto, beside: bytes) -> NDArray[np.uint8]:
+    """The bytes of a constant that is stored in the file `beside`. Raises CheckpointError if they are not in it."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     first, count = int(entries["offset"]), int(entries["length"])
-    if first + count > len(beside):
+    if min(first, count) < 0 or first + count > len(beside):
         raise CheckpointError(f"{entries['location']} does not hold {tensor.name}: it belongs to another network")
-    held = np.frombuffer(beside, np.uint8, count, first).view(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-    return held.reshape(tuple(tensor.dims))
+    return np.frombuffer(beside, np.uint8, count, first)
 
 
 def _node(node: NodeProto) -> NetworkNode:

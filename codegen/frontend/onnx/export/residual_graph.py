@@ -80,7 +80,7 @@ class OnnxResidualGraph:
                 position = self._producers[name]
                 node = self._model.graph.node[position]
                 nodes[position] = [node]
-                waiting += _reads(node)
+                waiting += reads(node)
         return [node for position in sorted(nodes) for node in nodes[position]], [
             constants[name] for name in sorted(constants)
         ]
@@ -162,12 +162,12 @@ def layer_node(layer: Layer, output: str) -> NodeProto:
     return helper.make_node(LAYER_OPERATOR, inputs, [output], layer.name, domain=LAYER_DOMAIN, layer=layer.name)
 
 
-def _reads(node: NodeProto) -> list[str]:
+def reads(node: NodeProto) -> list[str]:
     """Names that a node and its sub-graphs read, including names defined inside the sub-graphs."""
     names = list(node.input)
     for attribute in node.attribute:
         for graph in [attribute.g] * attribute.HasField("g") + list(attribute.graphs):
             for inner in graph.node:
-                names += _reads(inner)
+                names += reads(inner)
             names += [output.name for output in graph.output]
     return names

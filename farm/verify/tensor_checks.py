@@ -1,0 +1,79 @@
+"""Comparison of tensors with onnxruntime's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.ir.dtypes import to_float32
+from farm.verify.layers import LayerVerification
+from farm.verify.onnxruntime_reference import ReferenceTensor
+
+TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest difference of an element as a share of its tensor's largest element.
+
+Both sum in different orders, and errors grow from layer to layer. Tensors of other types are equal.
+"""
+SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
+"""Operators with results of at most 1, computed through numbers near 1: onnxruntime's rounding is absolute."""
+ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
+"""Four of them, which such a result may be off by however small it is."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TensorCheck:
+    """Comparison of one tensor."""
+
+    name: str
+    layer: str
+    """The compiled layer that computes it; empty for other operators."""
+    elements: int
+    """Number of compared elements."""
+    relative_error: float
+    """Norm of the difference over norm of onnxruntime's tensor."""
+    error: float
+    """Largest difference."""
+    tolerance: float
+    """Largest allowed difference."""
+    emulated: LayerVerification | None = None
+    """Comparison of the same elements with float64, where only sampled blocks of a layer ran."""
+
+    @property
+    def tolerance_share(self) -> float:
+        """Largest difference as a share of the tolerance; at most 1 for a correct tensor."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.tolerance if self.tolerance and np.isfinite(self.error) else float("inf")
+
+    @property
+    def ok(self) -> bool:
+        return self.tolerance_share <= 1 and (self.emulated is None or self.emulated.verification.ok)
+
+
+def check_tensor(
+    name: str, layer: str, got: Array, reference: ReferenceTensor, where: NDArray[np.bool_] | None = None
+) -> TensorCheck:
+    """Compares a tensor, or its elements in the mask `where`. `got` holds the tensor's bytes first."""
+    wanted = reference.values
+    dtype = wanted.dtype.name
+    held = np.frombuffer(got.tobytes()[: wanted.nbytes], np.uint16 if dtype == "bfloat16" else wanted.dtype)
+    values = (to_float32(held, "bfloat16") if dtype == "bfloat16" else held).astype(np.float64)
+    expected = wanted.astype(np.float64).reshape(-1)
+    largest = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected)))
+    if where is not None:
+        values, expected = values[where.reshape(-1)], expected[where.reshape(-1)]
+    with np.errstate(all="ignore"):
+        difference = np.where(values == expected, 0.0, np.abs(values - expected))
+    difference[np.isnan(values) & np.isnan(expected)] = 0.0
+    allowed = TOLERANCES.get(dtype, 0.0) * largest
+    if reference.operator in SATURATING:
+        allowed = max(allowed, ROUNDINGS_OF_ONE.get(dtype, 0.0))
+    norm = float(np.sqrt(np.sum(expected[np.isfinite(expected)] ** 2)))
+    error = float(np.sqrt(np.sum(difference**2)))
+    worst = float(np.max(difference, initial=0.0))
+    return TensorCheck(name, layer, expected.size, error / norm if norm else error, worst, allowed)
