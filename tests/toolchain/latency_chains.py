@@ -57,7 +57,7 @@ _INSTRUCTIONS: Final = (
 )
 """PTX that reads `{x}` and writes `{d}`, both of 32 bits."""
 _BEGIN: Final = """.version 8.0
-.target sm_90
+.target {arch}
 .address_size 64
 .shared .align 16 .b8 space[4096];
 .visible .entry chain(.param .u64 memory) {{
@@ -74,12 +74,12 @@ ld.volatile.global.b32 x0, [d0+48];
 """
 
 
-def latency_chain() -> CubinFile:
-    """The chain, by ptxas, for sm_90."""
+def latency_chain(arch: str) -> CubinFile:
+    """The chain, by ptxas, for an architecture."""
     lines, values = [], 0
     for instruction in (each for pair in product(_INSTRUCTIONS, repeat=2) for each in pair):
         lines.append(instruction.format(x=f"x{values}", d=f"x{values + 1}"))
         values += "{d}" in instruction
     end = f"st.volatile.global.b32 [d0], x{values};\nret;\n}}\n"
-    ptx = _BEGIN.format(values=values + 1) + "\n".join(lines) + "\n" + end
-    return CubinFile.read(assemble(ptx.encode(), "sm_90", find_toolchain()).data)
+    ptx = _BEGIN.format(arch=arch, values=values + 1) + "\n".join(lines) + "\n" + end
+    return CubinFile.read(assemble(ptx.encode(), arch, find_toolchain()).data)

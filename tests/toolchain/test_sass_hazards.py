@@ -210,7 +210,7 @@ def is_refused_one_cycle_sooner(dependence: Dependence) -> bool:
 
 @pytest.fixture(scope="module")
 def chain() -> CubinFile:
-    return latency_chain()
+    return latency_chain("sm_90")
 
 
 def test_a_chain_of_all_pairs_by_ptxas_is_accepted(chain: CubinFile) -> None:
@@ -334,8 +334,8 @@ def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
 def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
     with pytest.raises(MachineCodeError, match="opcode 0xabc"):
         hazards.check(changed(cubin, OPCODE, 5, 0xABC), cubin.registers, SM_90)
-    with pytest.raises(MachineCodeError, match="sm_80"):
-        hazards.check_cubin(CubinFile.read(cubin_for(PLAIN, "sm_80")))
+    with pytest.raises(MachineCodeError, match="sm_110"):
+        hazards.check_cubin(CubinFile.read(cubin_for(PLAIN, "sm_110")))
 
 
 def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() -> None:

@@ -16,7 +16,7 @@ from codegen.emulator.memory.global_memory import Selection, lane_at
 from codegen.emulator.memory.uninitialized import JUNK
 
 BASE: Final = 1024
-"""Address of the first byte. A GPU reserves the first kilobyte, so address 0 is an error."""
+"""Address of the first byte. From sm_90 on a GPU reserves the first kilobyte, so address 0 is an error."""
 
 _GRAIN = 16
 _NOBODY = -1
@@ -39,8 +39,8 @@ class SharedMemory:
     another warp has read without a barrier in between is one too: in another order of warps, that warp reads too late.
     """
 
-    def __init__(self, size: int, blocks: int, threads: int) -> None:
-        self._size = size
+    def __init__(self, size: int, blocks: int, threads: int, base: int = BASE) -> None:
+        self._size, self._base = size, base
         self.threads = threads
         """Threads per block."""
         stride = max(_GRAIN, -(-size // _GRAIN) * _GRAIN)
@@ -138,7 +138,7 @@ class SharedMemory:
     def _locate(self, addresses: Lanes, lanes: Selection, size: int, count: int) -> NDArray[np.int64]:
         """Indices of the elements at these addresses. An address below the window wraps around and is out of range."""
         width = size * count
-        offsets = addresses - addresses.dtype.type(BASE)
+        offsets = addresses - addresses.dtype.type(self._base)
         if np.bitwise_or.reduce(offsets) & offsets.dtype.type(width - 1):
             position = int(np.flatnonzero(offsets & offsets.dtype.type(width - 1))[0])
             address = int(addresses[position])
@@ -146,7 +146,7 @@ class SharedMemory:
         last = self._size - width
         if last < 0 or offsets.max(initial=0) > last:
             position = 0 if last < 0 else int(np.flatnonzero(offsets > last)[0])
-            offset = int(addresses[position]) - BASE
+            offset = int(addresses[position]) - self._base
             raise FaultError(lane_at(lanes, position), f"byte {offset} of shared memory, which has {self._size} bytes")
         element = offsets >> offsets.dtype.type(size.bit_length() - 1)
         located: NDArray[np.int64] = element.astype(np.int64) + self._origin[size][lanes]

@@ -70,7 +70,7 @@ def run(
     for start in range(0, len(chosen), together):
         indices = chosen[start : start + together]
         lanes = len(indices) * prod(block)
-        shared = SharedMemory(shared_bytes, len(indices), prod(block))
+        shared = SharedMemory(shared_bytes, len(indices), prod(block), architecture.shared_base)
         stack = np.zeros((lanes, stack_bytes), dtype=np.uint8)
         copies, clusters = AsyncCopies(shared, lanes), Clusters(of_cluster, lanes, shared)
         fenced = np.zeros(lanes, dtype=np.bool_)
@@ -82,7 +82,7 @@ def run(
 
 
 def is_known(arch: str) -> bool:
-    """Whether the emulator runs cubins for an architecture: sm_90, or sm_90a without its own instructions."""
+    """Whether the emulator runs cubins for an architecture, such as sm_90, or sm_90a without its own instructions."""
     return arch.rstrip("a") in {each.name for each in ARCHITECTURES.values()}
 
 

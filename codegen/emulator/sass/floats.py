@@ -121,6 +121,13 @@ def _multiply_add_halves(state: State, word: Instruction, mask: Mask) -> None:
     state.write(word.to, whole.view(np.uint32).reshape(-1), mask)
 
 
+def _multiply_halves(state: State, word: Instruction, mask: Mask) -> None:
+    a, b = (_halves(each, 0, negated=False, absolute=False) for each in (word.a(state), word.b(state)))
+    value = np.multiply(a, b).astype(np.float16)
+    whole = np.ascontiguousarray(np.broadcast_to(value, (state.lanes, 2)))
+    state.write(word.to, whole.view(np.uint32).reshape(-1), mask)
+
+
 def _to_halves(state: State, word: Instruction, mask: Mask) -> None:
     kind = "bf16" if word.field(76) else "f16"
     known = conversion(["rn"], kind, "f32")
@@ -152,6 +159,7 @@ FLOATS: Final[dict[str, Run]] = {
     "FADD": _add_floats,
     "FFMA": _multiply_add_floats,
     "HADD2": _half_to_float,
+    "HMUL2": _multiply_halves,
     "HFMA2": _multiply_add_halves,
     "HFMA2.MMA": _multiply_add_halves,
     "F2FP": _to_halves,

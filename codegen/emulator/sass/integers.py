@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from codegen.emulator.alu.arithmetic import Lanes, Mask, comparison
 from codegen.emulator.alu.bits import bit_operation
 from codegen.emulator.faults import UnsupportedError
+from codegen.emulator.ptx.steps import WARP_LANES
 from codegen.emulator.sass.state import UNIFORM_ZERO, Instruction, State
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
 from codegen.sass.isa.opcodes import Form
@@ -207,16 +208,22 @@ def _wide_product(state: State, word: Instruction) -> NDArray[np.uint64]:
     signed = np.int64 if word.field(73) else np.uint64
     narrow = np.int32 if word.field(73) else np.uint32
     a, b = word.a(state).view(narrow).astype(signed), np.asarray(word.b(state)).view(narrow).astype(signed)
-    uniform_c = word.form == Form.UNIFORM_C
-    if (word.form.swapped and not uniform_c) or word.c_sign()[0]:
+    value: NDArray[np.uint64] = (a * b).view(np.uint64) + _wide_addend(state, word)
+    return value
+
+
+def _wide_addend(state: State, word: Instruction) -> NDArray[np.uint64]:
+    """The addend of IMAD.WIDE, 64 bits in two registers or in constant memory."""
+    if word.form == Form.IMMEDIATE_C or word.c_sign()[0]:
         raise UnsupportedError("this addend of IMAD.WIDE")
+    if word.form == Form.CONSTANT_C:
+        return np.frombuffer(state.constant(word.field(54, 5), word.field(38, 16), 8), dtype=np.uint64)
+    uniform_c = word.form == Form.UNIFORM_C
     uniform = word.uniform or uniform_c
     number = word.field(32 if uniform_c else 64, 6 if uniform else 8)
     zero = UNIFORM_ZERO if uniform else ZERO_REGISTER
     lower, upper = (state.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
-    c = upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
-    value: NDArray[np.uint64] = (a * b).view(np.uint64) + c
-    return value
+    return upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
 
 
 def _add_two(state: State, word: Instruction, mask: Mask) -> None:
@@ -234,9 +241,22 @@ def _add_and_bound(state: State, word: Instruction, mask: Mask) -> None:
 
 
 def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
-    """VIMNMX: the signed minimum, or if the predicate is false the maximum, of a and b."""
-    a, b = word.a(state).view(np.int32), np.asarray(word.b(state)).view(np.int32)
+    """VIMNMX, IMNMX: the minimum of a and b, or the maximum if the predicate is false; VIMNMX is always signed."""
+    dtype = np.int32 if word.field(73) or word.kind.name == "VIMNMX" else np.uint32
+    a, b = word.a(state).view(dtype), np.asarray(word.b(state)).view(dtype)
     state.put(word, np.where(word.input_predicate(state), np.minimum(a, b), np.maximum(a, b)), mask)
+
+
+def _to_uniform(state: State, word: Instruction, mask: Mask) -> None:
+    """R2UR: the result is defined only if the register is equal in all lanes of the warp that run the word."""
+    value, threads = word.a(state), state.memories.shared.threads
+    runs = np.broadcast_to(True if mask is None else mask, state.lanes).reshape(-1, threads)
+    for first in range(0, threads, WARP_LANES):
+        warps, run = value.reshape(-1, threads)[:, first : first + WARP_LANES], runs[:, first : first + WARP_LANES]
+        least = np.where(run, warps, np.uint32(_MASK)).min(axis=1)
+        if (np.where(run, warps, np.uint32(0)).max(axis=1) > least).any():
+            raise UnsupportedError("R2UR of a register that differs within a warp")
+    state.write(word.field(16, 6), value, mask, uniform=True)
 
 
 INTEGERS: Final[dict[str, Run]] = {
@@ -257,6 +277,8 @@ INTEGERS: Final[dict[str, Run]] = {
     "VIADD": _add_two,
     "VIADDMNMX": _add_and_bound,
     "VIMNMX": _least_or_greatest,
+    "IMNMX": _least_or_greatest,
+    "R2UR": _to_uniform,
     "UMOV": _move,
     "UISETP": _compare_integers,
     "UIADD3": _add,

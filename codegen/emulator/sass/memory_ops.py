@@ -17,6 +17,8 @@ from codegen.sass.isa.opcodes import UCGABAR_ARRIVE
 _RANK_SHIFT, _WITHIN_BLOCK = np.uint32(24), np.uint32(0xFFFFFF)
 """An address of shared memory has the block's rank in its cluster, then the address within the block."""
 _32 = np.uint64(32)
+_SCALES: Final = (0, 2, 3, 4)
+"""By the bits for [R], [R.X4], [R.X8] and [R.X16]: the shift of the register in a shared address."""
 STACK_END: Final = 0x10000
 """The value of c[0x0][0x28], from which stacks grow downwards."""
 
@@ -41,7 +43,8 @@ def _global_addresses(state: State, word: Instruction, lanes: NDArray[np.intp], 
 
 
 def _shared_addresses(state: State, word: Instruction, lanes: NDArray[np.intp]) -> Lanes:
-    address = state.read(word.field(24, 8))[lanes] + np.uint32(word.signed(40, 24) & 0xFFFFFFFF)
+    scaled = state.read(word.field(24, 8))[lanes] << np.uint32(_SCALES[word.field(78, 2)])
+    address = scaled + np.uint32(word.signed(40, 24) & 0xFFFFFFFF)
     if word.field(91):
         address = address + state.read(word.field(32 if word.kind.name == "LDS" else 64, 6), uniform=True)[lanes]
     return _own_addresses(state, address, lanes)

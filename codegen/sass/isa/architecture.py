@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, Opcode
@@ -31,8 +32,10 @@ class Architecture:
     latencies: Latencies
     special_opcodes: Mapping[int, Opcode] = field(default_factory=dict)
     """By all twelve bits, instructions whose upper three bits are not a form."""
-    float_interval: int = 1
-    """Least cycles between two words of the float unit."""
+    intervals: tuple[tuple[frozenset[str], int], ...] = ()
+    """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
+    matrix_halves: bool = True
+    """Whether the tensor cores' unit has packed float16 multiply-adds, HFMA2.MMA."""
     scaled_addresses: bool = False
     """Whether an address in shared memory may be a multiple of a register: [R.X4]."""
     branch_pieces: int = 2
@@ -40,12 +43,21 @@ class Architecture:
     constants: ConstantPlaces = ConstantPlaces()
     shared_base: int = 1024
     """Address of the first byte of a block's own shared memory."""
+    shared_kib: int = 228
+    """Shared memory of a multiprocessor."""
     second_form: bool = False
     """Whether cubins hold the code a second time, in `.nv.capmerc`."""
 
     @property
     def name(self) -> str:
         return f"sm_{self.capability}"
+
+    @cached_property
+    def interval_kinds(self) -> list[tuple[list[int], int]]:
+        """`intervals`, by the lower nine bits of the opcode."""
+        return [
+            ([each.number for each in self.opcodes.values() if each.name in names], n) for names, n in self.intervals
+        ]
 
     def opcode(self, number: int) -> Opcode | None:
         """The facts of an opcode of twelve bits; None if it is unknown."""

@@ -75,6 +75,8 @@ IMMEDIATE = Field(32, 32)
 SOURCE_C = Field(64, 8)
 OFFSET = Field(40, 24)
 """Bytes that a load or store adds to its address, in two's complement."""
+SCALE = Field(78, 2)
+"""Factor of the register in an address of shared memory up to sm_89: 1, 4, 8 or 16, as in [R2.X4]."""
 SIZE = Field(73, 3)
 """Index into `ACCESS_SIZES`, in a load or store."""
 STALL = Field(105, 4)

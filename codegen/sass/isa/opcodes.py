@@ -6,6 +6,7 @@ An opcode has twelve bits. The lower nine say which instruction it is, the upper
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal
@@ -392,6 +393,14 @@ _ROWS: Final = (
 )
 OPCODES: Final = {row.number: row for row in _ROWS}
 """By the lower nine bits of the opcode."""
+
+
+def opcodes_with(*rows: Opcode, without: Collection[str] = ()) -> Mapping[int, Opcode]:
+    """The table of an architecture that adds or replaces rows, and lacks the opcodes of these names."""
+    kept = (row for row in _ROWS if row.name not in without)
+    return {row.number: row for row in (*kept, *rows)}
+
+
 _NUMBERS: Final = {row.name: row.number for row in _ROWS}
 KIND_MASK: Final = 0x1FF
 """The lower nine bits of an opcode."""

@@ -1,7 +1,8 @@
 """NVIDIA's figures for results of fixed latency, in the classes in which Mesa's compiler NAK publishes them.
 
 None are published for sm_90. Each is the larger of sm_80's (`nak/sm80_instr_latencies.rs`) and sm_100's
-(`latencies/sm100/*.csv`), which hardly differ. ptxas keeps to all of them on sm_90. Cycles, from issue to issue.
+(`latencies/sm100/*.csv`), which hardly differ; HFMA2.MMA's is sm_80's, for sm_100 has none. ptxas keeps to all of
+them on sm_90. Cycles, from issue to issue.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _READ: Final = {
     "upper": (3, 4, 2, 2, 2, 3, 3, 8),
     "fp16": (5, 6, 5, 3, 5, 4, 5, 10),
     "fp16_f32": (5, 6, 5, 3, 5, 5, 5, 10),
-    "hfma2_mma": (6, 6, 6, 6, 6, 6, 6, 8),
+    "hfma2_mma": (6, 6, 6, 6, 6, 6, 6, 6),
     "decoupled": (4, 4, 4, 4, 4, 4, 4, 6),
     "agu": (5, 5, 5, 5, 5, 5, 5, 7),
 }

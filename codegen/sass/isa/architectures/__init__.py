@@ -6,16 +6,24 @@ from typing import Final
 
 from codegen.errors import MachineCodeError
 from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architectures.sm_80 import SM_80
+from codegen.sass.isa.architectures.sm_86 import SM_86
+from codegen.sass.isa.architectures.sm_89 import SM_89
 from codegen.sass.isa.architectures.sm_90 import SM_90
 
-ARCHITECTURES: Final = {each.capability: each for each in (SM_90,)}
+ARCHITECTURES: Final = {each.capability: each for each in (SM_80, SM_86, SM_89, SM_90)}
 """By the architecture's number: 90 for sm_90."""
 
 
 def architecture_of(capability: int) -> Architecture:
     """The facts of an architecture. Raises MachineCodeError if its machine code is not understood."""
-    known = ARCHITECTURES.get(capability)
-    if known is None:
-        names = ", ".join(f"sm_{each}" for each in ARCHITECTURES)
-        raise MachineCodeError(f"machine code for sm_{capability} is not understood, only for {names}")
-    return known
+    return architecture_named(f"sm_{capability}")
+
+
+def architecture_named(name: str) -> Architecture:
+    """The facts of an architecture by its name, such as sm_90. Raises MachineCodeError like `architecture_of`."""
+    for each in ARCHITECTURES.values():
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in ARCHITECTURES.values())
+    raise MachineCodeError(f"machine code for {name} is not understood, only for {names}")

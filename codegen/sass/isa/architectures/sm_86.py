@@ -1,0 +1,21 @@
+"""Ampere: A10, A40, GeForce RTX 30."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architectures.before_hopper import CONSTANTS, LATENCIES, OPCODES
+
+SM_86: Final = Architecture(
+    capability=86,
+    opcodes=OPCODES,
+    latencies=LATENCIES,
+    intervals=((frozenset({"HFMA2", "HMUL2"}), 2),),
+    matrix_halves=False,
+    scaled_addresses=True,
+    branch_pieces=1,
+    constants=CONSTANTS,
+    shared_base=0,
+    shared_kib=100,
+)
