@@ -96,12 +96,15 @@ def _assembler(settings: Settings) -> str:
     finally:
         ledger.close()
     told = []
-    for arch in SUPPORTED_ARCHS:
+    tried = {each.arch for each in known.known}
+    for arch in (each for each in SUPPORTED_ARCHS if each in tried):
         for data_type in supported_data_types(arch):
             reason = known.unqualified_reason(arch, ptxas, data_type)
             gpus = {each.gpu: each.layers for each in records if each.qualification in known.of(arch, ptxas, data_type)}
             seen = ", ".join(f"{layers:,} layers on {gpu}" for gpu, layers in gpus.items())
             told.append(reason or f"{arch} {data_type} without ptxas {ptxas} (the same in {seen})")
+    if untried := [arch for arch in SUPPORTED_ARCHS if arch not in tried]:
+        told.append(f"{', '.join(untried)} not qualified: run farm qualify on such a GPU")
     return "; ".join([*told, "all else by ptxas"])
 
 

@@ -100,7 +100,7 @@ def test_what_the_assembler_does_not_know_ptxas_does_and_the_job_says_why(
     farm: Farm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layers = [layer("conv1"), layer("half", spec=replace(SMALLER, data_type="float16"))]
-    [job] = farm.compile([checkpoint(*layers)], replace(DIRECT, archs=("sm_80", "sm_90")))
+    [job] = farm.compile([checkpoint(*layers)], replace(DIRECT, archs=("sm_110", "sm_90")))
     assert job.status is Status.SUCCEEDED, job.reason
     made = {(result.arch, result.build): result.assembler for result in farm.inspect(job.id).results}
     assert sorted(made.values()) == ["direct", "direct", "ptxas", "ptxas"]
@@ -127,7 +127,7 @@ def test_ptxas_is_the_default_until_a_gpu_has_qualified_direct_code(
     assert f"all cubins made by ptxas: {reason}\n" in capsys.readouterr().out
     checks = {check.name: check for check in farm.doctor()}
     assert checks["assembler"].ok
-    assert reason in checks["assembler"].text
+    assert "sm_90 not qualified: run farm qualify on such a GPU" in checks["assembler"].text
 
 
 def test_qualified_code_is_assembled_directly_by_default_and_the_rest_says_why_not(
@@ -135,13 +135,14 @@ def test_qualified_code_is_assembled_directly_by_default_and_the_rest_says_why_n
 ) -> None:
     version = farm.toolchain.ptxas_version
     record(settings, qualified(ptxas=version))
-    [job] = farm.compile([NET], BuildOptions(("sm_80", "sm_90")))
+    [job] = farm.compile([NET], BuildOptions(("sm_110", "sm_90")))
     made = {(result.arch, result.assembler, result.fallback) for result in farm.inspect(job.id).results}
-    assert made == {("sm_90", "direct", ""), ("sm_80", "ptxas", "the direct assembler supports sm_90, not sm_80")}
+    reason = "the direct assembler supports sm_80, sm_86, sm_89, sm_90, not sm_110"
+    assert made == {("sm_90", "direct", ""), ("sm_110", "ptxas", reason)}
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
     assert "2 of 4 cubins assembled directly (qualified on NVIDIA Made-Up), the others by ptxas\n" in shown
-    assert "2 by ptxas: the direct assembler supports sm_90, not sm_80\n" in shown
+    assert f"2 by ptxas: {reason}\n" in shown
     told = next(check.text for check in farm.doctor() if check.name == "assembler")
     assert told.startswith(f"sm_90 float32 without ptxas {version} (the same in 5,000 layers on NVIDIA Made-Up); ")
     tools.calls()

@@ -62,7 +62,7 @@ def places_of(words: Words, opcode: int) -> NDArray[np.int64]:
 
 
 def test_the_ring_keeps_its_registers_from_the_first_chunk_to_the_last() -> None:
-    ring = Skeleton.read(skeleton(), MarkerPtx.of(template())).ring
+    ring = Skeleton.read(skeleton(), MarkerPtx.of(template(), SM_90)).ring
     assert len(ring) == 4
     assert (ring == ring[0]).all()
 

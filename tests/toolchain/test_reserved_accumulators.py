@@ -94,7 +94,7 @@ def outputs(spec: Conv2d, tiling: Tiling, weights: Weights, cubin: CubinFile) ->
 def test_accumulators_without_room_among_ptxas_registers_are_reserved(name: str) -> None:
     spec, tiling = CROWDED[name]
     data = skeleton_of(spec, tiling)
-    form = Skeleton.read(data, MarkerPtx.of(template_of(spec, tiling)))
+    form = Skeleton.read(data, MarkerPtx.of(template_of(spec, tiling), SM_90))
     registers = operands(form.words, SM_90).writes.resource
     own = int(registers[registers < PREDICATES].max())
     sums = np.concatenate([form.accumulators, form.wide.ravel()])

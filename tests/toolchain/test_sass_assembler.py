@@ -146,7 +146,7 @@ def test_every_accumulator_has_the_products_of_the_rewritten_ptx_in_their_order(
     whole = Part(0, stream_count(template.spec, template.tiling))
     skeleton = skeleton_of(name)
     cubin = CubinFile.read(DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, whole).data)
-    form = Skeleton.read(skeleton.data, MarkerPtx.of(template))
+    form = Skeleton.read(skeleton.data, MarkerPtx.of(template, SM_90))
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, whole)
 
 
@@ -171,7 +171,7 @@ def test_neighbouring_words_come_with_one_load_where_another_load_says_how_they_
         Tiling("conv2d", 7, 7, 1, 32, 2, 3, images=8),
         "compute_80",
     )
-    found = MarkerPtx.of(template)
+    found = MarkerPtx.of(template, SM_90)
     lines = [line for line in template.rolled.turn.strings if line.startswith("ld.shared.v2")]
     pairs = np.unique(found.slot_load[found.load_words[found.slot_load] == 2])
     assert 0 < len(lines) < len(pairs)
@@ -183,7 +183,7 @@ def test_a_part_has_the_products_of_its_own_k_groups() -> None:
     template, weights, part = template_for(name, "compute_80"), drawn_weights(name, 0.5, seed=1), Part(1, 2)
     skeleton = skeleton_of(name)
     cubin = CubinFile.read(DirectAssembler.of(template, skeleton.data, ARCH).assemble(weights, part).data)
-    form = Skeleton.read(skeleton.data, MarkerPtx.of(template))
+    form = Skeleton.read(skeleton.data, MarkerPtx.of(template, SM_90))
     assert products_in_words(cubin, form) == products_in_ptx(template, weights, part)
 
 
@@ -248,8 +248,8 @@ def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
     with pytest.raises(MachineCodeError, match="does not support float16 channel gates"):
         make_skeleton(shared_template(gated.spec, gated.tiling), ARCH, find_toolchain())
     plain = template_for(ASSEMBLED[0], "compute_80")
-    with pytest.raises(MachineCodeError, match="the direct assembler supports sm_90, not sm_80"):
-        make_skeleton(plain, "sm_80", find_toolchain())
+    with pytest.raises(MachineCodeError, match="the direct assembler supports sm_80, sm_86, sm_89, sm_90, not sm_110"):
+        make_skeleton(plain, "sm_110", find_toolchain())
 
 
 @pytest.mark.parametrize("density", [0.1, 0.3, 1.0])
@@ -289,7 +289,7 @@ def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_m
         Tiling("conv2d", 256, 1, 1, 16, 16, 3),
     )
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
-    skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, MarkerPtx.of(template))
+    skeleton = Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, MarkerPtx.of(template, SM_90))
     assert 4 * 256 * (-(-skeleton.registers // 8) * 8) <= 65536
     assert (skeleton.residuals < skeleton.splices[-1]).all()
 

@@ -179,4 +179,4 @@ def test_another_bound_is_found_by_the_emulator() -> None:
 def test_bounds_by_comparison_and_choice_are_refused_with_the_reason() -> None:
     case = CASES["bounded inputs on an older GPU"]
     with pytest.raises(MachineCodeError, match="input bounds are not max"):
-        MarkerPtx.of(shared_template(case.spec, case.tiling, "compute_75"))
+        MarkerPtx.of(shared_template(case.spec, case.tiling, "compute_75"), SM_90)

@@ -157,7 +157,7 @@ def test_the_words_of_ptxas_compute_what_those_made_without_it_do(weights: Weigh
 def test_every_block_s_stream_has_the_products_of_its_own_channels_in_order(name: str, density: float) -> None:
     template, weights = template_for(name, "compute_90"), drawn_weights(name, density, seed=1)
     whole = Part(0, stream_count(template.spec, template.tiling))
-    form = Skeleton.read(skeleton_of(name).data, MarkerPtx.of(template))
+    form = Skeleton.read(skeleton_of(name).data, MarkerPtx.of(template, SM_90))
     found = products_in_words(directly(name, weights), form)
     assert len(found) == whole.end
     assert found == products_in_ptx(template, weights, whole)
@@ -225,7 +225,7 @@ def test_a_sum_in_another_register_is_refused() -> None:
     last = int(stores[stores < places(words, MEMBAR)[0]][-1])
     encoding.SOURCE_B.put(words[last : last + 1], encoding.SOURCE_B.get(words)[last - 1])
     with pytest.raises(MachineCodeError, match="stored for the other blocks of its cluster"):
-        Skeleton.read(skeleton.with_words(words), MarkerPtx.of(template_for(TWO, "compute_90")))
+        Skeleton.read(skeleton.with_words(words), MarkerPtx.of(template_for(TWO, "compute_90"), SM_90))
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,9 @@ def test_one_failure_outweighs_a_pass_on_another_gpu() -> None:
 
 
 def test_no_record_qualifies_an_unsupported_architecture() -> None:
-    assert assembler_with(qualified(arch="sm_80"), arch="sm_80") == (
+    assert assembler_with(qualified(arch="sm_110"), arch="sm_110") == (
         "ptxas",
-        "the direct assembler supports sm_90, not sm_80",
+        "the direct assembler supports sm_80, sm_86, sm_89, sm_90, not sm_110",
     )
 
 

@@ -19,6 +19,7 @@ from codegen.ptx.template import Template
 from codegen.sass.assemble.link import Frame, GroupValues, link
 from codegen.sass.assemble.weight_code import ChunkWeights, WeightCode
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures import architecture_named
 from codegen.sass.qualification import unsupported_reason
 from codegen.sass.skeleton.marker_ptx import DEMANDS, LAST_DEMAND, RESERVED_DEMANDS, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
@@ -45,6 +46,7 @@ def make_skeleton(
     """
     if reason := unsupported_reason(template.spec, template.tiling, arch):
         raise MachineCodeError(reason)
+    architecture = architecture_named(arch)
     overlapped: list[Cubin] = []
     others: list[Cubin] = []
     refusal = MachineCodeError("the skeleton spills too many registers to local memory")
@@ -53,7 +55,7 @@ def make_skeleton(
         if (overlapped and not demand.overlaps) or (others and demand in (LAST_DEMAND, RESERVED_DEMANDS[0])):
             break
         try:
-            marker_ptx = MarkerPtx.of(template, demand)
+            marker_ptx = MarkerPtx.of(template, architecture, demand)
         except MachineCodeError:
             if demand.reserved:
                 break
@@ -91,7 +93,7 @@ class DirectAssembler:
     @staticmethod
     def of(template: Template, skeleton: bytes, arch: str) -> DirectAssembler:
         """Reads a skeleton. Raises MachineCodeError if it is not that of the template."""
-        marker_ptx = MarkerPtx.of(template)
+        marker_ptx = MarkerPtx.of(template, architecture_named(arch))
         return DirectAssembler(template, arch, marker_ptx, Frame.of(Skeleton.read(skeleton, marker_ptx)))
 
     def assemble(self, weights: Weights, part: Part) -> Cubin:

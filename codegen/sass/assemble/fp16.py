@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
 from codegen.sass.isa import encoding
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import FADD, HADD2, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
@@ -26,14 +27,17 @@ _MATRIX_CYCLES = 11
 
 
 def on_matrix_unit(
-    result: NDArray[np.int64], addend: NDArray[np.int64], ends: NDArray[np.int64], latencies: Latencies
+    result: NDArray[np.int64], addend: NDArray[np.int64], ends: NDArray[np.int64], architecture: Architecture
 ) -> NDArray[np.bool_]:
-    """[instructions]: whether a multiply-add goes to the tensor cores' unit; about half of them do.
+    """[instructions]: whether a multiply-add goes to the tensor cores' unit; about half of them do, if it has any.
 
     Its results come later. It takes multiply-adds whose accumulator is not added to again soon, nor read soon after one
     of the `ends`. `result` and `addend` are registers, or unique negative numbers for other instructions.
     """
-    alone = result >= 0
+    matrix = np.zeros(len(result), dtype=np.bool_)
+    if not architecture.matrix_halves:
+        return matrix
+    alone, latencies = result >= 0, architecture.latencies
     soon = max(latencies.between("matrix", slot) for slot in ("half", "matrix"))
     for distance in range(1, soon):
         same = result[:-distance] == addend[distance:]
@@ -48,7 +52,6 @@ def on_matrix_unit(
     starts = np.append(True, np.diff(multiply_adds[chosen]) > 1)[: len(chosen)]
     within = np.arange(len(chosen))
     within -= np.maximum.accumulate(np.where(starts, within, 0))
-    matrix = np.zeros(len(result), dtype=np.bool_)
     matrix[chosen[within % 2 == 0]] = True
     return matrix
 

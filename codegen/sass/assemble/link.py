@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codegen.sass.assemble.group_body import GroupBody, head_of, without_marker_scoreboards
 from codegen.sass.assemble.overlapped_chunks import InsertedWords, interleaved
-from codegen.sass.assemble.scheduling import MOST_STALL, control
+from codegen.sass.assemble.scheduling import MOST_STALL, control, keep_intervals
 from codegen.sass.assemble.weight_code import WeightCode, zeroes
 from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
@@ -84,6 +84,7 @@ def link(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupV
     jumps = np.concatenate([of_nodes, moved[:, skeleton.jumps].ravel()])
     targets = np.concatenate([begins[later], moved[:, skeleton.targets].ravel()])
     _put_jumps(words, jumps, targets, skeleton.architecture)
+    keep_intervals(words, skeleton.architecture)
     moved[:, -1] = len(words)
     return skeleton.file.with_code(words, moved, skeleton.registers)
 

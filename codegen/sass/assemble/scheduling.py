@@ -13,6 +13,7 @@ from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import RESULTS, SLOTS
+from codegen.sass.isa.opcodes import KIND_MASK
 from codegen.sass.verify.needs import measured, reloads
 from codegen.sass.verify.program import Places, Program
 
@@ -82,6 +83,17 @@ def settle(
             stalls[each], cycles[each], missing = stalls[each] + more, cycles[each] + more, missing - more
     changed = np.array(stalls) != program.stalls
     encoding.YIELD.put(words, np.where(changed, np.array(stalls) < _SHORT, encoding.YIELD.get(words)))
+    encoding.STALL.put(words, stalls)
+
+
+def keep_intervals(words: Words, architecture: Architecture) -> None:
+    """Raises stalls, in place, until words that share a slow pipe are as far apart as the architecture has them."""
+    kinds, stalls = encoding.OPCODE.get(words) & KIND_MASK, encoding.STALL.get(words)
+    for of_pipe, least in architecture.interval_kinds:
+        places, issued = np.flatnonzero(np.isin(kinds, of_pipe)), np.append(0, np.cumsum(stalls))
+        missing = least - np.diff(issued[places])
+        near = np.flatnonzero(missing > 0)
+        stalls[places[near]] += missing[near]
     encoding.STALL.put(words, stalls)
 
 

@@ -272,6 +272,7 @@ def _emit_loads(code: _Instructions, plan: _Plan, skeleton: Skeleton) -> None:
     high = encoding.SIZE_OF_REGISTERS[loads.words] << 9
     uniform = np.where(pointer == 0, skeleton.uniform[chunk], -1)
     code.low[at] = low | np.where(uniform < 0, 0, uniform << 32)
+    high |= np.where(pointer == 0, skeleton.scale[chunk], 0) << encoding.SCALE.first - 64
     code.high[at] = high | np.where(uniform < 0, 0, _UNIFORM_ADDRESS)
     code.sets[at] = loads.scoreboard
 
@@ -284,7 +285,7 @@ def _set_waits(code: _Instructions, plan: _Plan) -> None:
 def _choose_fp16_units(code: _Instructions, plan: _Plan, skeleton: Skeleton) -> None:
     """Divides packed multiply-adds between HFMA2 and HFMA2.MMA, and sets the reuse flags of both."""
     at = plan.at_fma
-    matrix = on_matrix_unit(code.result, code.addend, plan.at_last, skeleton.architecture.latencies)[at]
+    matrix = on_matrix_unit(code.result, code.addend, plan.at_last, skeleton.architecture)[at]
     code.low[at] += np.where(matrix, MATRIX_FMA, HALF_FMA) - _FMA
     code.high[at] |= np.where(plan.is_first & ~matrix, ZERO_ADDEND, 0)
     code.reuse[at] = reused(matrix, plan.loads.run, skeleton.template.slot_element[plan.products.slot])

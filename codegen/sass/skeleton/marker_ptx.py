@@ -31,6 +31,7 @@ from codegen.kernels import tiled
 from codegen.kernels.weight_stream import slots
 from codegen.ptx.template import Lines, RolledForm, Template
 from codegen.ptx.template_lines import Accumulation, Body, Load, MultiplyAdd
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.skeleton.accumulators import Accumulators, waiting_for
 from codegen.sass.skeleton.inputs import TURN_WORDS, Bounds, Gates, InputLoads
 from codegen.sass.skeleton.output_stores import Outputs, residuals, stored
@@ -87,9 +88,9 @@ RESERVED_DEMANDS = (Demand(reserved=True), Demand(1, reserved=True), Demand(2, r
 _RESIDENT = re.compile(r"^\.minnctapersm (\d+)$", re.MULTILINE)
 _THREADS = re.compile(r"^\.maxntid (\d+), 1, 1$", re.MULTILINE)
 _REGISTERS, _MOST_REGISTERS = 2**16, 255
-"""Registers of a multiprocessor of sm_90; most registers of a thread."""
-_SHARED_BYTES, _OWN_SHARED_BYTES = 228 * 1024, 1024
-"""Shared memory of a multiprocessor of sm_90; shared memory that each block takes besides its own."""
+"""Registers of a multiprocessor; most registers of a thread."""
+_OWN_SHARED_BYTES = 1024
+"""Shared memory that each block takes besides its own."""
 _LEAST_REGISTERS = 24
 """Fewest registers that ptxas is left with beside the accumulators."""
 _WARP, _WARPS_TOGETHER, _REGISTERS_TOGETHER = 32, 4, 8
@@ -129,7 +130,7 @@ class MarkerPtx:
     """Words of the widest load: the registers of each place of the ring."""
 
     @staticmethod
-    def of(template: Template, demand: Demand = DEMANDS[0]) -> MarkerPtx:
+    def of(template: Template, architecture: Architecture, demand: Demand = DEMANDS[0]) -> MarkerPtx:
         """Raises MachineCodeError for a template that the assembler does not support, with the reason."""
         spec, tiling, form = template.spec, template.tiling, template.form
         if not isinstance(form, RolledForm):
@@ -156,7 +157,7 @@ class MarkerPtx:
                 layer.streams.chunks,
                 width,
                 replace(demand, overlaps=overlaps),
-                layer.launch.shared_bytes,
+                1024 * architecture.shared_kib // (layer.launch.shared_bytes + _OWN_SHARED_BYTES),
             ),
             chunks=layer.streams.chunks,
             accumulators=accumulators,
@@ -205,7 +206,7 @@ def _with_markers(
     chunks: int,
     width: int,
     demand: Demand,
-    shared_bytes: int,
+    most_resident: int,
 ) -> str:
     """The PTX: head, branch, a copy of the loop for each chunk, epilogue and `other`."""
     ring_words = RINGS[width][demand.ring]
@@ -223,7 +224,7 @@ def _with_markers(
         f"$other: st.volatile.shared.u32 [%thread+{LAST}],{group}; ret;",
         "}",
     ]
-    head = _with_resident_blocks(form.head, shared_bytes)
+    head = _with_resident_blocks(form.head, most_resident)
     head = _with_reserved_registers(head, len(accumulators.pinned)) if demand.reserved else head
     head = head if demand.crowded else _RESIDENT.sub("", head)
     first_group = f"ld.volatile.shared.u32 {form.first_group.register},[%thread+{FIRST_GROUP}];"
@@ -231,13 +232,12 @@ def _with_markers(
     return head + "\n".join(lines) + "\n"
 
 
-def _with_resident_blocks(head: str, shared_bytes: int) -> str:
-    """A head that asks for no more blocks on a multiprocessor than fit into its shared memory.
+def _with_resident_blocks(head: str, most: int) -> str:
+    """A head that asks for no more than the `most` blocks that fit into the shared memory of a multiprocessor.
 
     ptxas uses the registers of the others to load early what is added to outputs; otherwise it has none left beside the
     ring, and loads those values behind the last chunk.
     """
-    most = _SHARED_BYTES // (shared_bytes + _OWN_SHARED_BYTES)
     return _RESIDENT.sub(lambda found: f".minnctapersm {min(int(found[1]), most)}", head)
 
 

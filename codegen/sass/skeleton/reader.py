@@ -73,6 +73,8 @@ class Skeleton:
     """[chunks, pointers]: registers."""
     uniform: NDArray[np.int64]
     """[chunks]: the uniform register that is added to the first pointer; -1 without one."""
+    scale: NDArray[np.int64]
+    """[chunks]: the field SCALE of the first pointer."""
     offsets: NDArray[np.int64]
     """[chunks, pointers]: bytes from the register to where the pointer points."""
     markers: NDArray[np.bool_]
@@ -205,6 +207,7 @@ class Skeleton:
             splices=pointers.markers[:, -1],
             pointers=pointers.registers,
             uniform=pointers.uniform,
+            scale=pointers.scale,
             offsets=pointers.offsets,
             residuals=_last(branch + np.flatnonzero(opcodes[body] == LDG), sum(map(len, template.residuals))),
             ring=ring.registers,
@@ -281,6 +284,8 @@ class _Pointers:
     """[chunks, pointers]"""
     uniform: NDArray[np.int64]
     """[chunks]: the uniform register that is added to the first pointer; -1 without one."""
+    scale: NDArray[np.int64]
+    """[chunks]: the field SCALE of the first pointer."""
     offsets: NDArray[np.int64]
     """[chunks, pointers]: bytes from the register to where the pointer points."""
 
@@ -302,6 +307,7 @@ class _Pointers:
             markers=markers,
             registers=np.concatenate([encoding.SOURCE_A.get(words)[first][:, None], data], axis=1),
             uniform=np.where(UNIFORM_ADDRESS.get(words)[first] == 0, -1, UNIFORM_C.get(words)[first]),
+            scale=encoding.SCALE.get(words)[first],
             offsets=offsets,
         )
 

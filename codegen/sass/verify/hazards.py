@@ -53,7 +53,13 @@ def check(
     """
     code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets, architecture)
     found = [*_bounds(code, registers), *_waits(code), *_register_hazards(code), *_overwritten_operands(code)]
-    found += [*_reloaded_operands(code), *check_branches(code), *_stale_reuse(code), *check_cluster_barriers(code)]
+    found += [
+        *_reloaded_operands(code),
+        *_crowded_pipes(code),
+        *check_branches(code),
+        *_stale_reuse(code),
+        *check_cluster_barriers(code),
+    ]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
 
 
@@ -177,6 +183,18 @@ def _reloaded_operands(code: Program) -> Iterator[Finding]:
     for i in np.flatnonzero((passed < least) & (code.segment[readers] == code.segment[places])).tolist():
         name = resource_name(int(resources[i]))
         yield Finding(int(places[i]), f"overwrites {name} {passed[i]} cycles after word {readers[i]}, not {least[i]}")
+
+
+def _crowded_pipes(code: Program) -> Iterator[Finding]:
+    """Words that come sooner after another one of their pipe than ptxas ever puts them."""
+    for names, least in code.architecture.intervals:
+        places = np.flatnonzero(code.used.named(*names))
+        passed = np.diff(code.cycles[places])
+        near = np.flatnonzero((passed < least) & (np.diff(code.segment[places]) == 0))
+        for before, place, cycles in zip(
+            places[near].tolist(), places[near + 1].tolist(), passed[near].tolist(), strict=True
+        ):
+            yield Finding(place, f"shares a pipe with word {before}, and comes {cycles} cycles after it, not {least}")
 
 
 def _stale_reuse(code: Program) -> Iterator[Finding]:
