@@ -30,7 +30,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "farm status --arch h100 --json",
     ),
     "inspect": ("farm inspect", "farm inspect 093ec891"),
-    "report": ("farm report", "farm report 093ec891 -o resnet50.html", "farm report --submission c040f5064d89"),
+    "report": (
+        "farm report",
+        "farm report 093ec891 -o resnet50.html",
+        "farm report --sweep c040f5064d89 --csv sweep.csv",
+    ),
     "logs": ("farm logs --follow", "farm logs 093ec891"),
     "wait": ("farm wait 093ec891", "farm wait --submission c040f5064d89 --timeout 2h"),
     "explain": ("farm explain 093ec891/conv1", "farm explain latest/conv1/sm_90"),

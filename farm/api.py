@@ -49,6 +49,7 @@ from farm.maintenance.warm import Warmed, make_templates, missing_templates, war
 from farm.reports.coverage import coverage_of, coverage_warning
 from farm.reports.explanation import Explanation, explain
 from farm.reports.job_report import JobReport, job_report
+from farm.reports.sweep_points import sweep_points
 from farm.reports.sweep_report import SweepReport
 from farm.reports.trust import TrustSaving, trust_savings
 from farm.scheduler.coordinator import Coordinator, open_coordinator
@@ -339,11 +340,12 @@ class Farm:
         return job_report(self.inspect(job_id), self._ledger, self._store, shipped_records())
 
     def sweep_report(self, submission: str) -> SweepReport:
-        """Report of a submission: its jobs and their runs over time. Raises NotFoundError."""
+        """Report of a submission: its checkpoints compared, and their runs over time. Raises NotFoundError."""
         self.check_submission(submission)
         jobs = self.jobs(submission=submission)[::-1]
         runs = tuple(self._ledger.statistics.timeline(submission))
-        return SweepReport(submission, tuple(jobs), runs, datetime.now(UTC))
+        points = sweep_points(self.inspect(job.id) for job in jobs if not job.unreadable)
+        return SweepReport(submission, tuple(jobs), runs, datetime.now(UTC), tuple(points))
 
     def logs(self, job_id: str, after_id: int = 0) -> list[Event]:
         """Events of a job after the event with that id, oldest first."""

@@ -1,4 +1,4 @@
-"""A submission as an HTML page: a timeline with a row for each job."""
+"""A submission as an HTML page: plots of its checkpoints, and a timeline with a row for each job."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from cli.output.format import counted, duration, percent
 from cli.report.figures import Figure
+from cli.report.measured import NOTHING, Measured
+from cli.report.sweep_table import SERIES, sweep_plots
 from cli.report.template import render
 from farm.jobs.model import Job, Outcome, Status
 
@@ -48,8 +50,9 @@ class Row:
     """Start and length of the job, as shares of the time axis; None before it has started."""
 
 
-def sweep_page(report: SweepReport) -> str:
+def sweep_page(report: SweepReport, measured: Measured = NOTHING) -> str:
     """The whole HTML document."""
+    archs, plots = sweep_plots(report.points, measured)
     curves = {job.id: report.at_work(report.of_job(job), BINS) for job in report.jobs}
     highest = max((float(curve.sum(axis=0).max()) for curve in curves.values()), default=0.0) or 1.0
     together = np.sum(list(curves.values()), axis=0)
@@ -60,6 +63,8 @@ def sweep_page(report: SweepReport) -> str:
         report=report,
         states=[(status, counts[status]) for status in Status if counts[status]],
         figures=_figures(report),
+        series=[(arch, i % SERIES) for i, arch in enumerate(archs)],
+        plots=plots,
         together=_curve(together, peak),
         peak=f"up to {peak:.1f} tools at work at once",
         marks=[report.seconds * i / MARKS for i in range(MARKS + 1)],

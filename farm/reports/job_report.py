@@ -8,11 +8,10 @@ from itertools import groupby
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import LIKELY_ROWS
-from codegen.kernels import tiled
-from codegen.selection.cost_model import predict_microseconds
 from farm.jobs.model import Build, BuildResult, JobDetail
 from farm.ledger import Ledger, Statistics
 from farm.reports.coverage import Coverage, coverage_of
+from farm.reports.sweep_points import predicted_microseconds
 from farm.reports.zero_map import ZeroMap, zero_map
 from farm.store.contract import Store
 from farm.tuning.book import key_of, own_and_shared
@@ -134,6 +133,4 @@ def _time(
         for record in records:
             if record.key in keys and record.gpu in gpus and record.tiling == build.tiling:
                 return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
-    divided, density = tiled(build.spec, build.tiling), build.nonzeros / build.spec.weights_count
-    device = options.device(arch)
-    return KernelTime(predict_microseconds(divided, batch, density, device=device), device.name, measured=False)
+    return KernelTime(predicted_microseconds(detail.job, build, arch), options.device(arch).name, measured=False)

@@ -1,4 +1,4 @@
-"""Report of a submission: the work on its jobs over time."""
+"""Report of a submission: its checkpoints compared, and the work on them over time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from farm.jobs.model import Job, Outcome
 from farm.ledger import TimedRun
+from farm.reports.sweep_points import SweepPoint
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class SweepReport:
     """Tool runs, in the order of their ends."""
     now: datetime
     """End of the time axis for unfinished jobs."""
+    points: tuple[SweepPoint, ...] = ()
+    """The jobs that succeeded, by architecture."""
 
     @cached_property
     def begin(self) -> datetime:
