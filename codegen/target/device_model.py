@@ -156,6 +156,7 @@ _SHEETS: dict[str, tuple[_Sheet, ...]] = {
     ),
     "sm_110": (
         ("Jetson T5000", 20, 1575, 273, 32),
+        ("Jetson AGX Thor", 20, 1575, 273, 32),
         ("Jetson T4000", 12, 1530, 273, 32),
     ),
     "sm_120": (
@@ -203,7 +204,7 @@ REFERENCE = DEVICES["sm_90"][0]
 
 _GEFORCE = re.compile(r"[2-5]0[5-9]0(ti)?")
 _MAKE = re.compile(
-    r"\b(nvidia|geforce|tesla|generation|laptop|gpu|mobile|max q|(workstation|server) edition"
+    r"\b(nvidia|geforce|tesla|jetson|agx|generation|laptop|gpu|mobile|max q|(workstation|server) edition"
     r"|sxm\d?|pcie|nvl|hbm\d?e?|\d+ ?gb)\b"
 )
 """Words around a GPU's name in nvidia-smi and shops that do not change the architecture."""

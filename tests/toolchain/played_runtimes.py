@@ -48,21 +48,23 @@ class Launched:
     arguments: tuple[str, ...]
 
 
-def build_driver(folder: Path) -> None:
+def build_driver(folder: Path, compiler: str = "gcc") -> None:
     """Writes the driver that is played into a folder, and the programs that run bundles."""
     library = folder / "libcuda.so.1"
-    subprocess.run(["gcc", "-std=gnu11", "-shared", "-fPIC", HERE / "stub_libcuda.c", "-o", library], check=True)
+    made = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", HERE / "stub_libcuda.c", "-o", library]
+    subprocess.run([compiler, "-std=gnu11", *made], check=True)
     sources = [HERE / "runtime_program.c", *sorted(C.glob("*.c"))]
-    subprocess.run(["gcc", *FLAGS, f"-I{C}", *sources, library, "-o", folder / "program"], check=True)
+    subprocess.run([compiler, *FLAGS, f"-I{C}", *sources, library, "-o", folder / "program"], check=True)
     (folder / "program.py").write_text(IN_PYTHON)
 
 
 class Played:
     """Runs bundles on the driver that is played."""
 
-    def __init__(self, driver: Path, folder: Path) -> None:
+    def __init__(self, driver: Path, folder: Path, emulator: Sequence[str] = ()) -> None:
         self._driver = driver
         self._folder = folder
+        self._emulator = emulator
 
     def run(
         self,
@@ -81,7 +83,7 @@ class Played:
         if recorded:
             played["STUB_RECORDED"] = "1"
         environment = {**os.environ, **played, "LD_LIBRARY_PATH": str(self._driver), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, self._driver / "program.py"] if language == "python" else [self._driver / "program"]
+        command = [sys.executable, self._driver / "program.py"] if language == "python" else [*self._emulator, self._driver / "program"]
         arguments = [bundle, str(images), self._folder / "x", self._folder / "y", *more]
         done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
         assert (done.returncode == 0) == (not done.stderr)

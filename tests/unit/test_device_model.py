@@ -60,6 +60,11 @@ def microseconds_on(device: DeviceModel, spec: LayerSpec, tiling: Tiling, batch:
         ("NVIDIA A100-SXM4-80GB", "A100", 108),
         ("NVIDIA A100-SXM4-40GB", "A100 40GB", 108),
         ("NVIDIA GB10", "GB10", 48),
+        ("orin", "Jetson AGX Orin", 16),
+        ("NVIDIA Jetson Orin Nano", "Jetson Orin Nano", 8),
+        ("NVIDIA Thor", "Jetson AGX Thor", 20),
+        ("thor", "Jetson AGX Thor", 20),
+        ("T4000", "Jetson T4000", 12),
     ],
 )
 def test_a_gpus_figures_are_found_by_its_name_in_any_spelling(name: str, model: str, multiprocessors: int) -> None:
