@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -84,7 +83,7 @@ def _raw(value: object) -> object:
     """A value as JSON: bytes and seconds as numbers, null if unset."""
     from farm.config.settings import redacted
 
-    return redacted(str(value)) if isinstance(value, str | Path) else value
+    return value if value is None or isinstance(value, int | float) else redacted(str(value))
 
 
 def _tools_table(tools: tuple[Tool, ...], width: int) -> Table:

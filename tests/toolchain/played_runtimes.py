@@ -83,7 +83,8 @@ class Played:
         if recorded:
             played["STUB_RECORDED"] = "1"
         environment = {**os.environ, **played, "LD_LIBRARY_PATH": str(self._driver), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, self._driver / "program.py"] if language == "python" else [*self._emulator, self._driver / "program"]
+        in_c = [*self._emulator, self._driver / "program"]
+        command = [sys.executable, self._driver / "program.py"] if language == "python" else in_c
         arguments = [bundle, str(images), self._folder / "x", self._folder / "y", *more]
         done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True)
         assert (done.returncode == 0) == (not done.stderr)

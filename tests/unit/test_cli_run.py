@@ -222,6 +222,7 @@ def test_config_show_as_json_has_raw_numbers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FARM_STORE_SIZE", "500GiB")
+    monkeypatch.setenv("FARM_PRICE", "$0.04/core-hour")
     assert run(["config", "show", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     settings = document["settings"]
@@ -230,6 +231,7 @@ def test_config_show_as_json_has_raw_numbers(
     assert settings["tool_timeout_seconds"]["value"] == 600.0
     assert settings["ledger_age_seconds"]["value"] is None
     assert settings["read_only"]["value"] is False
+    assert settings["price"]["value"] == "$0.04/core-hour"
     assert {"nvcc", "ptxas", "g++"} == set(document["tools"])
 
 
