@@ -7,7 +7,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from farm.config.settings import redacted
 from farm.errors import LedgerAwayError, LedgerError
 from farm.extras import way_out
+from farm.ledger.interruptions import held_back
 
 BUSY_SECONDS = 30
 """Time for which a writer waits for another one."""
@@ -103,17 +104,19 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that writes everything or nothing. Raises LedgerError if the database fails."""
+        """A transaction that writes everything or nothing, and that one SIGINT or SIGTERM does not interrupt.
+
+        Raises LedgerError if the database fails.
+        """
         with self._transaction(writes=True) as connection:
             yield connection
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
         try:
-            with (
-                _connect(self.engine, self.wait_seconds).execution_options(farm_writes=writes) as connection,
-                connection.begin(),
-            ):
+            # Waiting for an unreachable server stays interruptible.
+            connection = _connect(self.engine, self.wait_seconds).execution_options(farm_writes=writes)
+            with held_back() if writes else nullcontext(), connection, connection.begin():
                 yield connection
         except (DBAPIError, PoolTimeoutError) as error:
             raise failure(self.engine, error) from None
