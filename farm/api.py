@@ -37,7 +37,7 @@ from farm.jobs.model import (
     Outcome,
     Status,
 )
-from farm.jobs.submission import Submission, new_id, new_job, sparsity_warnings
+from farm.jobs.submission import Submission, empty_layers_warning, new_id, new_job
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
 from farm.maintenance.gc import Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import Inventory, Tell, open_inventory, tell_nobody
@@ -147,9 +147,9 @@ class Farm:
         with BackgroundPuts(self._store) as writer:
             jobs = self._new_jobs(noted(), options, name, writer, self.toolchain, self._rankings)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
-        sparsities = sparsity_warnings(build for job in jobs for build in job.builds)
+        empty = empty_layers_warning(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
-        warnings = dict.fromkeys(filter(None, (*notes, *sparsities, *coverages)))
+        warnings = dict.fromkeys(filter(None, (*notes, empty, *coverages)))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def compile(

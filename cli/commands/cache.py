@@ -245,7 +245,19 @@ def warn_of_other_ledgers(settings: Settings) -> None:
 
 
 @app.command("warm")
-@build_options(without={"optimisation", "assembler", "trust", "strict", "keep_going", "name"})
+@build_options(
+    without={
+        "optimisation",
+        "assembler",
+        "trust",
+        "leave_dense",
+        "min_sparsity",
+        "allow_tf32",
+        "strict",
+        "keep_going",
+        "name",
+    }
+)
 def warm(request: BuildRequest) -> int:
     """Build the templates of models ahead of time, without a job.
 

@@ -53,11 +53,12 @@ def plan(
     skipped layers, coverage, code size and kernel time for each architecture's GPU, and the totals of all models, which
     share templates and cubins. With a price, also the cost of the CPU time, and what the store saves of it.
 
-    The cost model is fitted to an H200. For other GPUs it is scaled by the figures of their data sheets.
+    The cost model is fitted to an H200, that of dense layers in PyTorch to an H100. For other GPUs both are scaled by
+    the figures of their data sheets. Both count the compiled layers only.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
-    from farm.jobs.submission import sparsity_warnings
+    from farm.jobs.submission import empty_layers_warning
     from farm.runtime.planner import refusal_of
 
     settings = load_settings(overrides={"price": price})
@@ -66,7 +67,7 @@ def plan(
         if not checkpoints:
             return USAGE
         found = farm.forecast(checkpoints, request.options)
-    for warning in sparsity_warnings(build for model in found.models for build in model.job.builds):
+    if warning := empty_layers_warning(build for model in found.models for build in model.job.builds):
         print_warning(warning)
     for checkpoint in checkpoints:
         if refusal := refusal_of(checkpoint):
@@ -144,12 +145,22 @@ def _predicted_lines(model: ModelForecast) -> Iterator[str]:
         scaled = "" if device == REFERENCE else f", scaled from {REFERENCE.name} by data sheet"
         code, microseconds = size(model.code_bytes(arch)), f"{model.kernel_microseconds(arch):,.0f} us"
         yield f"predicted for {gpu}{scaled}: {code} of code, kernels {microseconds} at batch {options.batch}"
+        yield f"  the same layers dense in PyTorch: {_dense_text(model, arch)}"
     for each in model.shared_costs:
         slower = each.microseconds / each.own_microseconds
         yield (
             f"predicted for {each.device.name} ({each.device.arch}) with the cubins of {each.arch}: kernels "
             f"{each.microseconds:,.0f} us, {slower:.2f} times those of its own"
         )
+
+
+def _dense_text(model: ModelForecast, arch: str) -> str:
+    """The predicted time of the dense layers, and how many times as long that is, for each precision."""
+    compiled = model.kernel_microseconds(arch)
+    return ", ".join(
+        f"{precision.upper()} {time:,.0f} us ({time / compiled:.2f}x)"
+        for precision, time in model.dense_microseconds(arch).items()
+    )
 
 
 def _totals(found: Forecast, price: Price | None) -> list[str]:
@@ -214,6 +225,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "predicted_skeleton_seconds": layer.skeleton_seconds,
                 "predicted_assembler_seconds": layer.assembler_seconds,
                 "predicted_kernel_microseconds": dict(zip(layer.archs, layer.kernel_microseconds, strict=True)),
+                "predicted_dense_microseconds": dict(zip(layer.archs, layer.dense_microseconds, strict=True)),
             }
             for layer in model.layers
         ],

@@ -18,7 +18,9 @@ from cli.options.parse import (
     bytes_of,
     form_of,
     input_shapes_of,
+    leave_dense_of,
     names_of,
+    share_of,
     trust_of,
 )
 from cli.output.console import print_error
@@ -70,6 +72,14 @@ TrustName = Annotated[
         metavar="qualified|checked",
         help="What auto assembles directly: what a GPU has qualified (default), or also what was checked without one.",
         show_default=False,
+    ),
+]
+LeaveDenseName = Annotated[
+    str,
+    typer.Option(
+        "--leave-dense",
+        metavar="auto|never",
+        help="auto: a layer that PyTorch computes clearly faster, by prediction, is left to it.",
     ),
 ]
 NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records; choose tilings by the cost model.")]
@@ -142,6 +152,13 @@ def _build_request(
     assembler: AssemblerName = "auto",
     trust: TrustName = None,
     no_tuning: NoTuning = False,
+    leave_dense: LeaveDenseName = "auto",
+    min_sparsity: Annotated[
+        float, typer.Option("--min-sparsity", metavar="SHARE", help="Share of zeros below which a layer is left dense.")
+    ] = 0.0,
+    allow_tf32: Annotated[
+        bool, typer.Option("--allow-tf32", help="Compare float32 layers with dense ones in TF32, which is less exact.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Continue with the other files if one cannot be read.")
@@ -162,6 +179,9 @@ def _build_request(
         tuning=not no_tuning,
         assembler=assembler_of(assembler),
         trust=trust_of(trust),
+        leave_dense=leave_dense_of(leave_dense),
+        min_sparsity=share_of("--min-sparsity", min_sparsity),
+        allow_tf32=allow_tf32,
         gpus=tuple(names_of(gpu or ())),
     )
     return BuildRequest(tuple(models), options, input_shapes_of(input_shape or []), keep_going, name)

@@ -12,6 +12,7 @@ from codegen.sass.qualification import AssemblerChoice, Trust
 from codegen.target.gpus import arch_named
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 from farm.errors import UsageError
+from farm.jobs.model import LeaveDense
 
 NATIVE = "native"
 """The architecture of this machine's GPU."""
@@ -103,6 +104,22 @@ def trust_of(value: str | None) -> Trust | None:
             return value
         case _:
             raise UsageError(f"--trust {value}: expected qualified or checked")
+
+
+def leave_dense_of(value: str) -> LeaveDense:
+    """Whether layers that are faster dense are left dense. Raises UsageError."""
+    match value:
+        case "auto" | "never":
+            return value
+        case _:
+            raise UsageError(f"--leave-dense {value}: expected auto or never")
+
+
+def share_of(option: str, value: float) -> float:
+    """A share of a whole. Raises UsageError."""
+    if not 0 <= value <= 1:
+        raise UsageError(f"{option} {value:g}: expected a share from 0 to 1, such as 0.6")
+    return value
 
 
 def bytes_of(option: str, value: str, *, least: int = 0) -> int:

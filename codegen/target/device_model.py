@@ -34,6 +34,8 @@ class Multiprocessor:
     multiprocessor. Other data centre GPUs are taken to have as much, all others two thirds."""
     per_gpc: float
     """Average number of multiprocessors in a GPC: they share a path to the L2 cache."""
+    tensor_float16: int
+    """Multiply-adds per clock of the tensor cores: float16 with float32 sums, or twice as many as TF32."""
     async_copies: bool = True
     """Whether copies to shared memory pass no registers."""
 
@@ -58,19 +60,19 @@ class DeviceModel:
 
 
 _KIB = 1024
-_ADA = Multiprocessor(48, 24, 100 * _KIB, 99 * _KIB, 128, 128, 32, 12)
-_BLACKWELL = Multiprocessor(64, 32, 228 * _KIB, 227 * _KIB, 128, 256, 48, 18.5)
-_SMALL_BLACKWELL = Multiprocessor(48, 24, 100 * _KIB, 99 * _KIB, 128, 128, 32, 14)
+_ADA = Multiprocessor(48, 24, 100 * _KIB, 99 * _KIB, 128, 128, 32, 12, 512)
+_BLACKWELL = Multiprocessor(64, 32, 228 * _KIB, 227 * _KIB, 128, 256, 48, 18.5, 4096)
+_SMALL_BLACKWELL = Multiprocessor(48, 24, 100 * _KIB, 99 * _KIB, 128, 128, 32, 14, 512)
 _MULTIPROCESSORS = {
-    "sm_75": Multiprocessor(32, 16, 64 * _KIB, 64 * _KIB, 64, 128, 32, 10, async_copies=False),
-    "sm_80": Multiprocessor(64, 32, 164 * _KIB, 163 * _KIB, 64, 256, 48, 15.5),
-    "sm_86": Multiprocessor(48, 16, 100 * _KIB, 99 * _KIB, 128, 128, 32, 12),
-    "sm_87": Multiprocessor(48, 16, 164 * _KIB, 163 * _KIB, 128, 128, 32, 8),
+    "sm_75": Multiprocessor(32, 16, 64 * _KIB, 64 * _KIB, 64, 128, 32, 10, 512, async_copies=False),
+    "sm_80": Multiprocessor(64, 32, 164 * _KIB, 163 * _KIB, 64, 256, 48, 15.5, 1024),
+    "sm_86": Multiprocessor(48, 16, 100 * _KIB, 99 * _KIB, 128, 128, 32, 12, 512),
+    "sm_87": Multiprocessor(48, 16, 164 * _KIB, 163 * _KIB, 128, 128, 32, 8, 512),
     "sm_89": _ADA,
-    "sm_90": Multiprocessor(64, 32, 228 * _KIB, 227 * _KIB, 128, 256, 48, 16.5),
+    "sm_90": Multiprocessor(64, 32, 228 * _KIB, 227 * _KIB, 128, 256, 48, 16.5, 2048),
     "sm_100": _BLACKWELL,
     "sm_103": _BLACKWELL,
-    "sm_110": Multiprocessor(48, 24, 228 * _KIB, 227 * _KIB, 128, 256, 32, 7),
+    "sm_110": Multiprocessor(48, 24, 228 * _KIB, 227 * _KIB, 128, 256, 32, 7, 2048),
     "sm_120": _SMALL_BLACKWELL,
     "sm_121": _SMALL_BLACKWELL,
 }
@@ -201,6 +203,8 @@ DEVICES = _models(_SHEETS)
 _BY_FORM_FACTOR = [each for of_arch in _models(_FORM_FACTORS).values() for each in of_arch]
 REFERENCE = DEVICES["sm_90"][0]
 """The H200, to whose measured kernels the cost model is fitted; predictions for others are scaled from it."""
+DENSE_REFERENCE = DEVICES["sm_90"][1]
+"""The H100, on which dense layers were measured."""
 
 _GEFORCE = re.compile(r"[2-5]0[5-9]0(ti)?")
 _MAKE = re.compile(

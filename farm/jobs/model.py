@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
@@ -63,6 +63,10 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
+LeaveDense = Literal["auto", "never"]
+"""auto: a layer that is clearly faster dense, by prediction, is left dense."""
+
+
 @dataclass(frozen=True)
 class BuildOptions:
     """The build options of a submission."""
@@ -84,6 +88,12 @@ class BuildOptions:
     """Requested assembler; auto assembles directly where that is trusted, else with ptxas."""
     trust: Trust | None = None
     """Evidence that auto asks of direct code; None: as the settings say, which a submission puts in."""
+    leave_dense: LeaveDense = "auto"
+    """Whether a layer that the framework computes faster is left to it; with `strict` none is."""
+    min_sparsity: float = 0.0
+    """Share of zeros below which a layer is left dense in any case."""
+    allow_tf32: bool = False
+    """Whether the framework computes dense float32 layers in TF32."""
     gpus: tuple[str, ...] = ()
     """GPUs to be fast on; an architecture with none of them is compiled for its typical one."""
 
@@ -109,6 +119,9 @@ class BuildOptions:
             "tuning": self.tuning,
             "assembler": self.assembler,
             "trust": self.trust,
+            "leave_dense": self.leave_dense,
+            "min_sparsity": self.min_sparsity,
+            "allow_tf32": self.allow_tf32,
             "gpus": list(self.gpus),
             "shared": list(self.shared),
         }

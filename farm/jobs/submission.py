@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from codegen.errors import TilingError
@@ -16,6 +16,7 @@ from codegen.keys import digest_fields
 from codegen.selection.choose import choose_parts, divisible
 from codegen.selection.code_size import fits_one_cubin
 from farm.errors import UsageError
+from farm.jobs.dense_choice import left_dense
 from farm.jobs.model import Build, BuildOptions, Job, NewJob, TilingChoice
 from farm.store.background import BlobWriter
 from farm.tuning.book import NO_RECORDS, TuningBook
@@ -23,8 +24,6 @@ from farm.tuning.pools import pooled_where_faster
 
 IsDirect = Callable[[LayerSpec, Tiling, str], bool]
 """Whether a layer is assembled directly for an architecture."""
-DENSE_BELOW = 0.5
-"""Sparsity below which dense kernels are faster."""
 NAMED = 4
 """Layers named in a warning."""
 
@@ -64,14 +63,17 @@ def new_job(
     job_id = new_id()
     skipped = list(checkpoint.skipped)
     kept: list[tuple[Layer, _Division]] = []
-    divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
+    divided: dict[tuple[LayerSpec, Weights, int], _Division | SkippedLayer] = {}
     layers = [pooled_where_faster(layer, book, options) for layer in checkpoint.layers]
     for layer in layers:
         key = (layer.spec, layer.weights, layer.likely_rows)
         try:
             if key not in divided:  # hundreds of layers may share their weights
                 divided[key] = _divided(layer, options, store, book, is_direct)
-            kept.append((layer, divided[key]))
+            if isinstance(found := divided[key], SkippedLayer):
+                skipped.append(replace(found, name=layer.name))
+            else:
+                kept.append((layer, found))
         except TilingError as error:
             skipped.append(_skipped(layer, str(error)))
     builds = [build for position, (layer, each) in enumerate(kept) for build in _builds(job_id, position, layer, each)]
@@ -119,13 +121,18 @@ def _divided(
     store: BlobWriter | None,
     book: TuningBook,
     is_direct: IsDirect,
-) -> _Division:
-    """Chooses the tilings, and stores the weights if there is a store. Raises TilingError."""
+) -> _Division | SkippedLayer:
+    """Chooses the tilings, and stores the weights if there is a store; a skipped layer if it is better left dense.
+
+    Raises TilingError.
+    """
     nonzeros = layer.weights.nonzeros_per_output
     by_tiling: dict[Tiling, list[TilingChoice]] = {}
     for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
         fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
         by_tiling.setdefault(fast, []).append(choice)
+    if dense := left_dense(layer, layer.weights.nonzeros, by_tiling.items(), options):
+        return dense
     tilings = []
     for tiling, choices in by_tiling.items():
         parts = choose_parts(layer.spec, tiling, nonzeros)
@@ -179,22 +186,13 @@ def _check(
         raise UsageError(f"{checkpoint.path}: {why}: {first.name} ({first.operator}): {first.reason}{also}")
 
 
-def sparsity_warnings(builds: Iterable[Build]) -> list[str]:
-    """Warnings that name layers for which dense kernels are probably faster, and those without non-zero weights."""
-    sparsities = dict.fromkeys((build.layer, 1 - build.nonzeros / build.spec.weights_count) for build in builds)
-    dense = [f"{layer} ({sparsity:.0%})" for layer, sparsity in sparsities if sparsity < DENSE_BELOW]
-    empty = [layer for layer, sparsity in sparsities if sparsity == 1]
-    warnings = []
-    if dense:
-        reason = f"under {DENSE_BELOW:.0%} zeros, dense kernels are probably faster"
-        warnings.append(f"{_have(dense)} {reason}: {_first(dense)}. Prune further.")
-    if empty:
-        warnings.append(f"{_have(empty)} only zeros, the bias alone remains: {_first(empty)}. Check the pruning.")
-    return warnings
-
-
-def _have(layers: Sequence[str]) -> str:
-    return "1 layer has" if len(layers) == 1 else f"{len(layers)} layers have"
+def empty_layers_warning(builds: Iterable[Build]) -> str:
+    """A warning that names the layers without non-zero weights; empty if there are none."""
+    empty = list(dict.fromkeys(build.layer for build in builds if not build.nonzeros))
+    if not empty:
+        return ""
+    have = "1 layer has" if len(empty) == 1 else f"{len(empty)} layers have"
+    return f"{have} only zeros, the bias alone remains: {_first(empty)}. Check the pruning."
 
 
 def _first(layers: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import LIKELY_ROWS
 from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.selection.code_size import stream_instructions
+from codegen.selection.dense_cost import DENSE_PRECISIONS, DensePrecision, dense_microseconds
 from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
@@ -52,6 +54,8 @@ class LayerForecast:
     """CPU time of the direct assembler for missing cubins."""
     kernel_microseconds: tuple[float, ...]
     """Predicted kernel time on the GPU of each of the architectures, at the batch of the options."""
+    dense_microseconds: tuple[Mapping[DensePrecision, float], ...]
+    """Predicted time of the dense layer in PyTorch on each of these GPUs, in the faster layout."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,11 @@ class ModelForecast:
     def code_bytes(self, arch: str) -> int:
         """Predicted machine code of all layers for an architecture."""
         return sum(layer.code_bytes for layer in self.layers if arch in layer.archs)
+
+    def dense_microseconds(self, arch: str) -> dict[DensePrecision, float]:
+        """Predicted time of all these layers dense in PyTorch, by precision."""
+        times = [dict(zip(layer.archs, layer.dense_microseconds, strict=True)).get(arch, {}) for layer in self.layers]
+        return {precision: sum(of.get(precision, 0.0) for of in times) for precision in DENSE_PRECISIONS}
 
     def kernel_microseconds(self, arch: str) -> float:
         """Predicted kernel time of all layers on the GPU of an architecture."""
@@ -167,6 +176,12 @@ def forecast(
             assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
             kernel_microseconds=tuple(
                 kernel_microseconds(build, job.options, job.options.device(arch)) for arch in build.archs(job.options)
+            ),
+            dense_microseconds=tuple(
+                dense_microseconds(
+                    build.spec, job.options.batch * (build.rows or LIKELY_ROWS), job.options.device(arch)
+                )
+                for arch in build.archs(job.options)
             ),
         )
 

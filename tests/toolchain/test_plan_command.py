@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from codegen.model_zoo import lenet5, write_network
+from codegen.ir.layer_spec import Conv2d
+from codegen.model_zoo import lenet5, operator_network, write_network
 from codegen.toolchain.tools import find_toolchain
 
 
@@ -56,14 +57,23 @@ def test_a_plan_starts_no_process_and_leaves_nothing_in_the_store(
     assert not list((tmp_path / "data").rglob("v1"))
 
 
-def test_a_plan_warns_of_layers_that_are_too_dense_to_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_network(tmp_path / "dense.onnx", lenet5(0.3, 0))
-    assert run(["plan", "dense.onnx", "lenet5.onnx", "--arch", "sm_90", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert len(json.loads(out)["models"]) == 2
-    [warning] = err.splitlines()
-    assert warning.startswith("warning: 4 layers have under 50% zeros")
-    assert all(f"{layer} (30%)" in warning for layer in ("conv1", "conv2", "fc1", "fc2"))
+def test_a_plan_says_what_the_layers_take_dense_and_which_are_left_dense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = Conv2d(64, 28, 28, 64, 3, 3, padding=(1, 1, 1, 1))
+    write_network(tmp_path / "dense.onnx", operator_network(spec, 0.1, 0))
+    assert run(["plan", "dense.onnx", "--arch", "h100", "--allow-tf32"]) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"no layer can be compiled: \S+ \(Conv\): faster dense, by prediction: [\d.]+ us in PyTorch", err)
+    assert run(["plan", "dense.onnx", "--arch", "h100", "--allow-tf32", "--leave-dense", "never"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(
+        r"  the same layers dense in PyTorch: FP32 \d+ us \(\d.*x\), TF32 \d+ us \(.*x\), FP16 \d+ us \(.*x\)", out
+    )
+    assert run(["plan", "dense.onnx", "--arch", "h100", "--allow-tf32", "--leave-dense", "never", "--json"]) == 0
+    [model] = json.loads(capsys.readouterr().out)["models"]
+    assert not [layer for layer in model["skipped"] if layer["kind"] == "left dense"]
+    assert all(min(layer["predicted_dense_microseconds"]["sm_90"].values()) > 1 for layer in model["layers"])
 
 
 def test_a_plan_fits_a_screen_of_80_columns(

@@ -304,7 +304,7 @@ def test_a_branch_that_goes_nowhere_is_refused(cubin: CubinFile) -> None:
     (*_, branch) = np.flatnonzero(OPCODE.get(words) == BRA).tolist()
     for distance in (8, 16 * len(words), -16 * len(words)):
         wrong = words.copy()
-        put_branch_distances(wrong[branch : branch + 1], distance, 90)
+        put_branch_distances(wrong[branch : branch + 1], distance, 2)
         assert is_refused(cubin, wrong)
 
 
@@ -313,11 +313,11 @@ def test_a_branch_past_a_wait_is_refused(cubin: CubinFile) -> None:
     words = cubin.words
     opcodes, masks = OPCODE.get(words), WAIT.get(words)
     branch = int(np.flatnonzero((opcodes == BRA) & (PREDICATE.get(words) != 7))[0])
-    assert branch_distances(words, 90)[branch] > 0
+    assert branch_distances(words, 2)[branch] > 0
     adds = np.flatnonzero(opcodes == FFMA_IMMEDIATE)
     within = int(adds[np.flatnonzero(masks[adds] == 0)[5]])
     wrong = words.copy()
-    put_branch_distances(wrong[branch : branch + 1], (within - branch - 1) * 16, 90)
+    put_branch_distances(wrong[branch : branch + 1], (within - branch - 1) * 16, 2)
     assert is_refused(cubin, wrong)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.sass.assemble.scoreboards import WEIGHT_CODE, separate_early_loads
+from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import (
     ALWAYS,
     DESTINATION,
@@ -36,7 +37,7 @@ def test_a_load_that_sets_the_scoreboard_of_early_loads_leaves_two_cycles_to_a_w
     STALL.put(words, [4, 1, 5, 5])
     WRITE_SCOREBOARD.put(words, [0, WEIGHT_CODE[-1], NO_SCOREBOARD, NO_SCOREBOARD])
     READ_SCOREBOARD.put(words, NO_SCOREBOARD)
-    separate_early_loads(words, last)
+    separate_early_loads(words, last, SM_90)
     board = WRITE_SCOREBOARD.get(words)[1]
     assert WRITE_SCOREBOARD.get(words)[0] == board
     assert WAIT.get(words)[2] == 1 << board

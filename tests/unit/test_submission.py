@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -17,7 +16,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import CHOICES, AssemblerChoice, unsupported_reason
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
-from farm.jobs.submission import new_job, sparsity_warnings
+from farm.jobs.submission import empty_layers_warning, new_job
 from farm.store.background import BackgroundPuts
 from farm.store.memory import MemoryStore
 from tests.samples import SMALL, SMALLER, checkpoint, layer
@@ -86,7 +85,7 @@ def test_the_rows_of_an_image_count_as_batch_and_unknown_ones_as_those_of_a_usua
     monkeypatch.setattr("farm.jobs.submission.choose_parts", lambda *_: (Part(0, 4),))
     rows = [1, 197, None]
     net = checkpoint(*(replace(layer(f"fc{each}", spec=Linear(16, 8)), rows=each) for each in rows))
-    builds = submitted(net, replace(OPTIONS, batch=4)).builds
+    builds = submitted(net, replace(OPTIONS, batch=4, leave_dense="never")).builds
     assert batches == [4, 4 * 197, 4 * LIKELY_ROWS]
     assert [build.rows for build in builds] == rows
 
@@ -124,20 +123,10 @@ def test_options_come_back_from_json_as_they_were() -> None:
     assert BuildOptions.from_json(options.to_json()) == options
 
 
-def test_one_warning_names_the_dense_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farm.tuning.book.choose_tiling", lambda *_, **__: TILING)
-    monkeypatch.setattr("farm.jobs.submission.choose_parts", lambda *_: (Part(0, 4),))
-    linear = Linear(40, 10)
-    net = checkpoint(layer("fc1", linear, sparsity=0.9), layer("fc2", linear, sparsity=0.25), layer("conv", SMALL, 0.4))
-    builds = submitted(net).builds
-    [warning] = sparsity_warnings(builds)
-    assert re.match(r"2 layers have under 50% zeros.*: fc2 \(25%\), conv \(40%\)\.", warning)
-    assert not sparsity_warnings(each for each in builds if each.layer == "fc1")
-
-
 def test_a_warning_names_the_layers_without_weights() -> None:
     [build] = submitted(checkpoint(layer("fc1"))).builds
-    [warning] = sparsity_warnings([replace(build, nonzeros=0)] * 2)
+    assert not empty_layers_warning([build])
+    warning = empty_layers_warning([replace(build, nonzeros=0)] * 2)
     assert warning == "1 layer has only zeros, the bias alone remains: fc1. Check the pruning."
 
 

@@ -1,0 +1,58 @@
+"""The choice to leave a layer dense: to the framework, where that is faster by prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from codegen.ir.checkpoint import Layer
+from codegen.ir.layer_spec import DataType, SkippedLayer
+from codegen.ir.tiling import Tiling
+from codegen.kernels import tiled
+from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.dense_cost import DensePrecision, predict_dense_microseconds
+from farm.jobs.model import BuildOptions, TilingChoice
+
+MARGIN = 1.25
+"""How much slower a compiled layer must be, by prediction, to be left dense: predictions of both are off by this."""
+KIND = "left dense"
+"""Of skipped layers."""
+
+
+def left_dense(
+    layer: Layer, nonzeros: int, tilings: Iterable[tuple[Tiling, Iterable[TilingChoice]]], options: BuildOptions
+) -> SkippedLayer | None:
+    """The layer as one that is skipped if it is better left dense for every architecture; None if it is compiled.
+
+    `tilings` are those that it would be compiled with, and the architectures of each.
+    """
+    sparsity = 1 - nonzeros / layer.spec.weights_count
+    if sparsity < options.min_sparsity:
+        return _skipped(layer, f"{sparsity:.1%} of its weights are zero, less than --min-sparsity")
+    if options.leave_dense == "never" or options.strict:
+        return None
+    precision, rows = precision_of(layer.spec.data_type, options), options.batch * layer.likely_rows
+    slowest = (0.0, "")
+    for tiling, choices in tilings:
+        divided = tiled(layer.spec, tiling)
+        for choice in choices:
+            device = options.device(choice.arch)
+            dense = predict_dense_microseconds(layer.spec, rows, precision, device=device)
+            compiled = predict_microseconds(divided, rows, nonzeros / layer.spec.weights_count, device=device)
+            if compiled <= MARGIN * dense:
+                return None
+            times = f"{dense:,.1f} us in PyTorch, {compiled:,.1f} us compiled ({precision.upper()}, {device.name})"
+            slowest = max(slowest, (compiled / dense, times))
+    return _skipped(layer, f"faster dense, by prediction: {slowest[1]}; --leave-dense never compiles it")
+
+
+def precision_of(data_type: DataType, options: BuildOptions) -> DensePrecision:
+    """The precision that the framework computes a dense layer in."""
+    if data_type != "float32":
+        return "fp16"
+    return "tf32" if options.allow_tf32 else "fp32"
+
+
+def _skipped(layer: Layer, reason: str) -> SkippedLayer:
+    spec = layer.spec
+    multiply_adds = spec.multiply_adds * layer.likely_rows
+    return SkippedLayer(layer.name, layer.operator, reason, spec.weights_count, multiply_adds, KIND)

@@ -1,0 +1,125 @@
+"""Fits the coefficients of `codegen/selection/dense_cost.py` to the measured layers, by random search.
+
+    python -m tests.benchmarks.dense_cost.fit [--steps 3000]
+
+With `--steps 0` it only says how far the present coefficients are off. What it finds it prints; it changes no file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import statistics
+from collections import defaultdict
+from dataclasses import astuple, dataclass
+from math import exp, log
+from pathlib import Path
+from unittest.mock import patch
+
+from codegen.ir.layer_spec import LayerSpec, Linear, spec_from_json
+from codegen.selection import dense_cost
+from codegen.selection.dense_cost import DenseCoefficients, DensePrecision, Layout, predict_dense_microseconds
+
+POINTS = Path(__file__).parent / "h100.jsonl.gz"
+FIRST = {"fp32": 2.4e7, "tf32": 1.8e8, "fp16": 3.5e8}
+"""Multiply-adds per microsecond from which the search begins."""
+STARTS = (256.0, 1024.0, 4096.0)
+"""Depths of a split from which it begins."""
+LIMITS = ((1, 8), (1e6, 1e9), (8, 256), (8, 256), (64, 2**14), (1e6, 6e6), (1e6, 8e6), (1, 5))
+"""Of each coefficient."""
+FAR_WEIGHT = 0.5
+"""Of the root mean square of errors beside their mean."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured layer."""
+
+    spec: LayerSpec
+    images: int
+    precision: DensePrecision
+    layout: Layout
+    microseconds: float
+
+    @property
+    def kind(self) -> str:
+        if isinstance(self.spec, Linear):
+            return f"linear {self.precision}"
+        return f"{'convolution' if self.spec.groups == 1 else 'grouped'} {self.precision} {self.layout}"
+
+
+def read_points(path: Path = POINTS) -> list[Point]:
+    """The measured layers."""
+    with gzip.open(path, "rt") as lines:
+        found = [json.loads(line) for line in lines]
+    return [Point(spec=spec_from_json(each.pop("spec")), **each) for each in found]
+
+
+def errors(points: list[Point], of: DenseCoefficients | None = None) -> list[float]:
+    """Logarithms of predicted over measured times, by the present coefficients or others."""
+
+    def all_found() -> list[float]:
+        return [
+            log(
+                predict_dense_microseconds(each.spec, each.images, each.precision, each.layout)
+                / (dense_cost.IN_NETWORK * each.microseconds)
+            )
+            for each in points
+        ]
+
+    if of is None:
+        return all_found()
+    with patch.object(dense_cost, "coefficients_of", lambda *_: of):
+        return all_found()
+
+
+def loss(found: list[float]) -> float:
+    """What a fit makes small."""
+    far = statistics.fmean(each * each for each in found) ** 0.5
+    return statistics.fmean(map(abs, found)) + FAR_WEIGHT * far
+
+
+def fitted(points: list[Point], steps: int, rng: random.Random) -> DenseCoefficients:
+    """The best coefficients of a search from each of the starts."""
+    best, least = None, float("inf")
+    for depth in STARTS:
+        now = (4.0, FIRST[points[0].precision], 128.0, 64.0, depth, 3e6, 3e6, 1.5)
+        now_loss = loss(errors(points, DenseCoefficients(*now)))
+        for step in range(steps):
+            width = 0.3 * 0.2 ** (step / steps)
+            tried = tuple(
+                min(max(each * exp(rng.gauss(0, width)), low), high) if rng.random() < 0.4 else each
+                for each, (low, high) in zip(now, LIMITS, strict=True)
+            )
+            if (tried_loss := loss(errors(points, DenseCoefficients(*tried)))) < now_loss:
+                now, now_loss = tried, tried_loss
+        if now_loss < least:
+            best, least = DenseCoefficients(*now), now_loss
+    assert best is not None
+    return best
+
+
+def main() -> None:
+    """Prints how far predictions are off, and with --steps coefficients."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=0)
+    arguments = parser.parse_args()
+    kinds: dict[str, list[Point]] = defaultdict(list)
+    for point in read_points():
+        kinds[point.kind].append(point)
+    for kind, points in sorted(kinds.items()):
+        of = fitted(points, arguments.steps, random.Random(0)) if arguments.steps else None
+        found = errors(points, of)
+        within = statistics.fmean(abs(each) < log(1.5) for each in found)
+        print(
+            f"{kind}: {len(points)} layers, predicted / measured {exp(statistics.fmean(found)):.2f}, "
+            f"spread x{exp(statistics.pstdev(found)):.2f}, within 1.5x {within:.0%}"
+        )
+        if of is not None:
+            print("    " + ", ".join(f"{each:.4g}" for each in astuple(of)))
+
+
+if __name__ == "__main__":
+    main()
