@@ -88,30 +88,31 @@ class Exported:
 
         Raises UsageError for a state_dict of another model, which the message calls by its name.
         """
-        initializers = self._program.model.graph.initializers
-        if state is not None:
-            state = permanent(state)
-            self._check(state, initializers, name)
-            state = {name: state[name].detach().to("cpu", self._tensors[name].dtype) for name in state}
-        state = self._tensors if state is None else state
+        used = [key for key in self._tensors if key in self._program.model.graph.initializers]
+        state = self._tensors if state is None else self._checked(state, used, name)
         with _quiet():
-            self._program.apply_weights({name: values for name, values in state.items() if name in initializers})
+            self._program.apply_weights({key: state[key].detach().to("cpu", self._tensors[key].dtype) for key in used})
             # The optimiser folds weights, so it works on a copy.
             optimised = torch.onnx.ONNXProgram(self._program.model.clone(), self._program.exported_program)
             optimised.optimize()
             optimised.save(path)
 
-    def _check(self, state: State, initializers: Mapping[str, object], name: str) -> None:
-        own = self._tensors
-        lacking = [key for key in own if key in initializers and key not in state]
-        unknown = [key for key in state if key not in own]
-        other = [key for key in state if key in own and state[key].shape != own[key].shape]
-        wrong = [(lacking, "lacks"), (unknown, f"has names that {self.name} lacks:"), (other, "has other shapes of")]
-        for keys, fault in wrong:
+    def _checked(self, state: State, used: Sequence[str], name: str) -> State:
+        """The state_dict with its masks made permanent. Raises UsageError."""
+        if not isinstance(state, Mapping):
+            raise UsageError(f"the state_dict of {name} is a {type(state).__name__}: give the dict of a state_dict()")
+        state, own = permanent(state), self._tensors
+        unfit = [key for key in used if key in state and getattr(state[key], "shape", None) != own[key].shape]
+        for keys, fault in (
+            ([key for key in used if key not in state], "lacks"),
+            ([key for key in state if key not in own], f"has names that {self.name} lacks:"),
+            (unfit, "has other shapes of"),
+        ):
             if keys:
                 more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
                 shown = printable(", ".join(keys[:SHOWN]))
                 raise UsageError(f"the state_dict of {name} {fault} {shown}{more}: give one of this model")
+        return state
 
 
 def permanent(state: State) -> dict[str, torch.Tensor]:
@@ -130,7 +131,7 @@ def permanent_copy(model: nn.Module) -> nn.Module:
         id(each): each.detach() for module in model.modules() for each in vars(module).values() if _has_history(each)
     }
     try:
-        own = copy.deepcopy(model, dict(computed)).cpu().eval()
+        own = copy.deepcopy(model, computed).cpu().eval()
     except Exception as error:  # the model's own code may raise anything
         raise UsageError(
             f"{type(model).__name__} cannot be copied: {_reason(error)}. Make copy.deepcopy work."

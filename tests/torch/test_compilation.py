@@ -203,6 +203,9 @@ def without(name: str) -> dict[str, torch.Tensor]:
             "the state_dict of it lacks first.weight, norm.weight, norm.bias and 8 more: give one of this model",
         ),
         (net().state_dict() | {"third.weight": torch.zeros(1)}, "has names that Net lacks: third.weight: give one"),
+        ({"epoch": 3, "state_dict": net().state_dict()}, "the state_dict of it lacks first.weight, norm.weight,"),
+        (net().state_dict() | {"last.bias": None}, "has other shapes of last.bias: give one of this model"),
+        (net(), "the state_dict of it is a Net: give the dict of a state_dict()"),
         (net().state_dict() | {"last.bias": torch.zeros(1)}, "has other shapes of last.bias: give one of this model"),
     ],
 )
