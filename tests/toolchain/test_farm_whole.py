@@ -67,7 +67,7 @@ def test_it_is_one_cubin_and_one_launch_beside_the_parts_of_other_architectures(
         assert [len(opened.layers[name].cubins_for(arch)) for arch in ("sm_80", "sm_90")] == [2, 1]
 
 
-def test_the_emulator_finds_it_right_as_ptx_and_as_words(farm: Farm) -> None:
+def test_the_emulator_finds_it_right_in_one_part_and_in_two(farm: Farm) -> None:
     [job] = farm.compile([NET], BOTH)
     found = [(each.archs, each.parts, each.where, each.verification.ok) for each in farm.verify(job.id)]
     assert sorted(found) == [(("sm_80",), 2, "machine code", True)] * 2 + [(("sm_90",), 1, "machine code", True)] * 2
