@@ -14,14 +14,14 @@ from farm.scheduler.clock import Clock
 from farm.scheduler.run import CubinDone, Event, TemplateDone
 from farm.scheduler.task import URGENT, CubinTask, State, Task
 from farm.scheduler.task_graph import TaskGraph
-from farm.worker.messages import CubinFacts, CubinRequest, Request, Turn
+from farm.worker.messages import CubinFacts, Request, Turn
 
 REQUEST_SECONDS = 0.05
 """Overhead of a request besides its tool: reading, rewriting, store access, transfer to and from a worker."""
 MEMORY_SECONDS = 300.0
 """Time constant of the exponential decay of old measurements, since the load of a machine changes."""
 KNOWN_SHARE = 0.03
-"""Share of the work that must be done, besides one run of ptxas, before an end is predicted."""
+"""Share of the work that must be done, besides one cubin, before an end is predicted."""
 URGENT_SHARE = 0.9
 """A task that takes this share of the remaining time starts next: started last, it would delay the end. One slot is
 left for the others, so that results still come."""
@@ -88,9 +88,10 @@ class EtaEstimator:
     def __init__(self, tasks: TaskGraph, clock: Clock) -> None:
         self._tasks = tasks
         self._clock = clock
-        self._nvcc, self._ptxas = _Tool(), _Tool()
-        self._ratios = 1.0, 1.0
-        """Measured per predicted time of nvcc and of ptxas."""
+        self._tools = {turn: _Tool() for turn in Turn}
+        """The direct assembler, nvcc and ptxas."""
+        self._ratios = dict.fromkeys(Turn, 1.0)
+        """Measured per predicted time of each tool."""
         self._observed_at: float | None = None
         self._slots = 1
         """Largest number of requests that ran at once since the run was last idle."""
@@ -104,17 +105,18 @@ class EtaEstimator:
 
     def expected_seconds(self, request: Request) -> float:
         """Expected duration of a request."""
-        return REQUEST_SECONDS + self._ratios[isinstance(request, CubinRequest)] * request.seconds
+        return REQUEST_SECONDS + self._ratios[request.turn] * request.seconds
 
     def _compare(self, now: float) -> None:
-        """Update the ratios. Overdue runs count too, and a tool without measurements takes the other tool's ratio."""
-        late: tuple[list[tuple[float, float]], list[tuple[float, float]]] = [], []
+        """Update the ratios. Overdue runs count too, and a tool without measurements takes another tool's ratio."""
+        late: dict[Turn, list[tuple[float, float]]] = {turn: [] for turn in Turn}
         for task in self._tasks.in_state(State.IN_FLIGHT):
             taken = 0.0 if task.runs_since is None else now - task.runs_since
             if taken > self.expected_seconds(task.request):
-                late[isinstance(task.request, CubinRequest)].append((task.request.seconds, taken))
-        nvcc = self._nvcc.ratio(self._ptxas.ratio(1.0), late[0])
-        self._ratios = nvcc, self._ptxas.ratio(nvcc, late[1])
+                late[task.request.turn].append((task.request.seconds, taken))
+        otherwise = self._tools[Turn.PTXAS].ratio(1.0)
+        for turn in (Turn.TEMPLATE, Turn.PTXAS, Turn.DIRECT):
+            otherwise = self._ratios[turn] = self._tools[turn].ratio(otherwise, late[turn])
 
     def observe(self, events: Iterable[Event], running: Collection[str]) -> None:
         """Learn from the events of a step, and from the keys of the requests that run after it."""
@@ -140,12 +142,12 @@ class EtaEstimator:
         taken = 0.0
         if isinstance(event, TemplateDone) and event.result.failure is None and not event.result.hit:
             taken = event.result.seconds
-            self._nvcc.learn(event.request.seconds, taken)
+            self._tools[Turn.TEMPLATE].learn(event.request.seconds, taken)
         elif isinstance(event, CubinDone) and isinstance(event.result.made, CubinFacts) and not event.result.hit:
             taken = event.result.made.rewrite_seconds + event.result.made.ptxas_seconds
             fell_back = event.result.made.assembler != event.request.assembler
             if not event.result.instead_of and not fell_back:
-                self._ptxas.learn(event.request.seconds, taken)
+                self._tools[event.request.turn].learn(event.request.seconds, taken)
         if taken:
             self._work += taken + REQUEST_SECONDS
             self._recent_work += taken + REQUEST_SECONDS
@@ -172,7 +174,8 @@ class EtaEstimator:
         work = self._work + begun
         ends, last = self._ends(job_ids, submitted, groups, begun)
         self._expedite(submitted, groups, URGENT_SHARE * all_left / self._slots)
-        known = self._work >= KNOWN_SHARE * (work + all_left) and self._ptxas.known
+        measured = self._tools[Turn.DIRECT].known or self._tools[Turn.PTXAS].known
+        known = measured and self._work >= KNOWN_SHARE * (work + all_left)
         share = work / max(work + all_left, 1e-9)
         of_jobs = dict.fromkeys(job_ids, 0)
         for task in submitted:
@@ -182,7 +185,7 @@ class EtaEstimator:
 
     def _expected(self, place: Place, group: Group) -> _ExpectedGroup:
         order, turn = place
-        ratio = self._ratios[turn is not Turn.TEMPLATE]
+        ratio = self._ratios[turn]
         return _ExpectedGroup(
             order,
             group,

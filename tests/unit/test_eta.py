@@ -167,6 +167,23 @@ def test_exactly_the_longest_ready_tasks_that_would_delay_the_end_are_expedited(
     assert sorted(task.request.seconds for task in expedited) == sorted(task.request.seconds for task in plain.urgent)
 
 
+def test_what_the_direct_assembler_takes_says_nothing_about_ptxas() -> None:
+    tasks, clock = TaskGraph(), PlayedClock()
+    tasks.add_job("job")
+    tasks.add_cubin(cubin(0, 0, 10.0), [Target("job", 0, "sm_90", 0)])
+    late = replace(cubin(1, 0, 0.03), assembler="direct")
+    tasks.add_cubin(late, [Target("job", 1, "sm_90", 0)])
+    for task in tasks.pop(State.LOOK_UP, 2):
+        tasks.move(task, State.READY)
+    estimator = estimator_of(tasks, clock)
+    tasks.move(tasks.pop(State.READY, 1)[0], State.IN_FLIGHT)
+    estimator.observe([], [late.key])
+    clock.sleep(5.0)  # a skeleton is made first
+    estimator.estimate(["job"])
+    assert estimator.expected_seconds(cubin(0, 0, 10.0)) == pytest.approx(10.0, rel=0.02)
+    assert estimator.expected_seconds(late) > 0.2
+
+
 def test_long_tasks_leave_one_slot_to_the_short_ones_of_their_job() -> None:
     tasks, clock = TaskGraph(), PlayedClock()
     tasks.add_job("job")
