@@ -118,9 +118,14 @@ class Farm:
             self._store, namespace=settings.namespace, writes=not settings.read_only, recache=settings.recache
         )
 
-    def read(self, path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+    def read(
+        self,
+        path: Path | str,
+        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        input_values: Mapping[str, float] | None = None,
+    ) -> Checkpoint:
         """Reads an ONNX file or a network in TSV files. Raises CheckpointError."""
-        return read_model(path, input_shapes)
+        return read_model(path, input_shapes, input_values)
 
     def submit(
         self, checkpoints: Iterable[Checkpoint], options: BuildOptions, *, name: str | None = None

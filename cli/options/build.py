@@ -18,6 +18,7 @@ from cli.options.parse import (
     bytes_of,
     form_of,
     input_shapes_of,
+    input_values_of,
     leave_dense_of,
     names_of,
     share_of,
@@ -93,6 +94,8 @@ class BuildRequest:
     options: BuildOptions
     input_shapes: Mapping[str, tuple[int, ...]]
     """Shapes of inputs that a model file leaves open, by the input's name."""
+    input_values: Mapping[str, float]
+    """Values of inputs that are to be constants."""
     keep_going: bool
     """Whether a model that cannot be read is skipped with an error message."""
     name: str | None
@@ -103,7 +106,7 @@ class BuildRequest:
         checkpoints = []
         for path in self.models:
             try:
-                checkpoints.append(farm.read(path, self.input_shapes))
+                checkpoints.append(farm.read(path, self.input_shapes, self.input_values))
             except CheckpointError as error:
                 if not self.keep_going:
                     raise
@@ -138,6 +141,7 @@ def _build_request(
         int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; other sizes run too.")
     ] = 64,
     input_shape: InputShapes = None,
+    input_value: InputValues = None,
     template: Annotated[
         str, typer.Option("--template", metavar="rolled|full", help="full: all loops unrolled before nvcc runs (slow).")
     ] = "rolled",
@@ -184,7 +188,8 @@ def _build_request(
         allow_tf32=allow_tf32,
         gpus=tuple(names_of(gpu or ())),
     )
-    return BuildRequest(tuple(models), options, input_shapes_of(input_shape or []), keep_going, name)
+    shapes, values = input_shapes_of(input_shape or []), input_values_of(input_value or [])
+    return BuildRequest(tuple(models), options, shapes, values, keep_going, name)
 
 
 def build_options(*, without: Collection[str] = ()) -> Callable[[Callable[..., int]], Callable[..., int]]:

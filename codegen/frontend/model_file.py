@@ -12,10 +12,14 @@ from codegen.frontend.tsv.network import read_tsv_network
 from codegen.ir.checkpoint import Checkpoint
 
 
-def read_model(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+def read_model(
+    path: Path | str,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    input_values: Mapping[str, float] | None = None,
+) -> Checkpoint:
     """Reads an ONNX file, or a TSV network from its folder or manifest. Raises CheckpointError."""
     if not is_tsv_network(Path(path)):
-        return read_checkpoint(path, input_shapes)
-    if input_shapes:
-        raise CheckpointError(f"{path}: a TSV network has fixed shapes: leave out --input-shape")
+        return read_checkpoint(path, input_shapes, input_values)
+    if input_shapes or input_values:
+        raise CheckpointError(f"{path}: a TSV network has one input of fixed shape: leave out --input-shape and value")
     return read_tsv_network(path)

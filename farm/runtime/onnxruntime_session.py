@@ -31,6 +31,11 @@ class Session:
         except Exception as error:  # noqa: BLE001 - onnxruntime's own, which have no common class
             raise OnnxRuntimeError(" ".join(str(error).split())) from None
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that the model must be given."""
+        return tuple(each.name for each in self._session.get_inputs())
+
     def run(self, outputs: Sequence[str], inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """The named outputs. Raises OnnxRuntimeError."""
         try:

@@ -37,7 +37,10 @@ def reference_tensors(
     """
     data, found = with_intermediate_outputs(model, names)
     try:
-        computed = Session(data).run(list(found), {**inputs, **_filled(data, values or {})})
+        session, given = Session(data), {**inputs, **_filled(data, values or {})}
+        if missing := [name for name in session.inputs if name not in given]:
+            raise UsageError(f"the compiled network lacks the input {missing[0]}: give it with --input-value")
+        computed = session.run(list(found), given)
     except OnnxRuntimeError as error:
         raise UsageError(
             f"onnxruntime cannot run {model} ({error}), and so there is nothing to compare: correct the model, or "

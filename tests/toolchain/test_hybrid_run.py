@@ -15,6 +15,7 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Job, Status
 from tests.unit.onnx_models import info, model, node, pruned, save, tensor, values
+from tests.unit.test_conditionals import two_rates
 
 
 def network_of_two_inputs(folder: Path) -> Path:
@@ -117,3 +118,16 @@ def test_an_operator_that_is_not_what_the_model_says_is_found(
     onnx.save(proto, path)
     assert run(["verify", job.id, "--network"]) == 100
     assert "the first tensor that differs is y, which no compiled layer computes" in capsys.readouterr().out
+
+
+def test_a_network_with_a_fixed_input_is_verified(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_rates(tmp_path)
+    assert run(["compile", str(path), "--arch", "sm_90", "--input-value", "rate=16000", "-q"]) == 0
+    assert run(["verify", "--network", "--input-value", "rate=16000", "--batch", "1"]) == 0
+    assert run(["verify", "--network", "--input-value", "rate=8000", "--batch", "1"]) == 100
+    assert run(["verify", "--network", "--input-value", "speed=1", "--batch", "1"]) == 2
+    assert "no input 'speed' to give the value 1" in capsys.readouterr().err
+    assert run(["verify", "--network", "--batch", "1"]) == 2
+    assert "fix its inputs with --input-value" in capsys.readouterr().err

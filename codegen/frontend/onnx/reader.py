@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.diagnostics import NOT_COMPILED
@@ -14,8 +17,10 @@ from codegen.frontend.onnx.export.residual_graph import OnnxResidualGraph
 from codegen.frontend.onnx.extract.layers import COMPILED, read_layers
 from codegen.frontend.onnx.extract.skipped_nodes import PRODUCTS, weight_inputs
 from codegen.frontend.onnx.fuse.channels_first import channels_first
+from codegen.frontend.onnx.graph.conditionals import MOST_LEVELS, fold_conditionals, has_conditionals
 from codegen.frontend.onnx.graph.constants import stored_constants
 from codegen.frontend.onnx.graph.dimensions import Images, Inputs, images_of
+from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR
 from codegen.frontend.onnx.graph.functions import inline_functions, sub_graphs
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.inference import Inference
@@ -37,13 +42,17 @@ LARGEST_FILE_BYTES = 2**31 - 1
 SHOWN_REASONS = 5
 
 
-def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]] | None = None) -> Checkpoint:
+def read_checkpoint(
+    path: Path | str,
+    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    input_values: Mapping[str, float] | None = None,
+) -> Checkpoint:
     """Reads an ONNX model of opset 7 or later, with weights in initializers, Constant nodes or external data.
 
     Convolutions, transposed convolutions and fully connected layers of the main graph become layers, each fused with
     the nodes that its kernel can compute too, in an order in which they can run. `input_shapes` sets shapes of graph
-    inputs by name, for models with open height and width. -0.0 is read as 0.0. Raises CheckpointError with one line
-    that names the file.
+    inputs by name, for models with open height and width; `input_values` makes inputs constants, all elements equal. An
+    If with a known condition is folded. -0.0 is read as 0.0. Raises CheckpointError with one line that names the file.
     """
     path = Path(path)
     try:
@@ -52,7 +61,14 @@ def read_checkpoint(path: Path | str, input_shapes: Mapping[str, tuple[int, ...]
         model = inline_functions(model)
         check_graph(model.graph)
         inputs, images = _set_input_shapes(model.graph, input_shapes or {})
+        _set_input_values(model.graph, input_values or {})
+        inputs = {name: shape for name, shape in inputs.items() if name not in (input_values or {})}
         inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
+        for _ in range(MOST_LEVELS):
+            if not has_conditionals(model.graph) or not fold_conditionals(model.graph, inference.branches()):
+                break
+            check_graph(model.graph)
+            inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
         read_inside = frozenset(_read_in_sub_graphs(model.graph))
         if channels_first(model.graph, inference.constants, inference.tensors, images, read_inside):
             inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
@@ -134,6 +150,25 @@ def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, .
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
     return {**inputs, **input_shapes}, images
+
+
+def _set_input_values(graph: GraphProto, values: Mapping[str, float]) -> None:
+    """Turns inputs into constants. Raises CheckpointError for an input that is missing, open, or not small."""
+    from onnx import helper, numpy_helper
+
+    inputs = {text(value.name): value for value in graph.input}
+    for name, value in values.items():
+        if name not in inputs:
+            raise CheckpointError(f"no input '{name}' to give the value {value:g}: there are {', '.join(inputs)}")
+        tensor = inputs[name].type.tensor_type
+        sizes = [dimension.dim_value for dimension in tensor.shape.dim]
+        if prod(sizes) > SMALL_TENSOR or min(sizes, default=1) < 1:
+            raise CheckpointError(
+                f"input '{name}' cannot have the value {value:g}: it is no small tensor of fixed shape"
+            )
+        array = np.full(sizes, value, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+        graph.initializer.append(numpy_helper.from_array(array, name))
+        graph.input.remove(inputs[name])
 
 
 @cache

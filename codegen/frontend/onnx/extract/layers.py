@@ -91,7 +91,11 @@ def _padded_shape(spec: Conv2d | ConvTranspose2d) -> tuple[int, int, int]:
 
 def _product(node: Node, graph: Graph) -> Product:
     if node.owner:
-        raise UnsupportedError("in a sub-graph", f"it is inside {node.owner}; only the main graph is compiled")
+        raise UnsupportedError(
+            "in a sub-graph",
+            f"it is inside {node.owner}; only the main graph and the branch of an If with a known condition are "
+            "compiled: fix its inputs with --input-value and --input-shape",
+        )
     if reason := NOT_COMPILED.get(node.operator):
         raise UnsupportedError("operator not compiled", reason)
     if node.domain not in ONNX_DOMAINS:

@@ -44,6 +44,11 @@ class Inference:
         first, second = (self._computed.at(_in_place_of(self._images.name, number)) for number in SAMPLES)
         return {name: _by_images(tensor, second.get(name, tensor)) for name, tensor in first.items()}
 
+    def branches(self) -> Mapping[str, bool]:
+        """Conditions that are known for every number of images, by the first output of their If."""
+        self._computed.at(_as_it_is)
+        return self._computed.branches
+
     def shapes_of_given_inputs(self) -> Iterator[Mapping[str, Shape | None]]:
         """The shapes of all tensors if --input-shape gave every input dimension, once for each of LIKELY_SIZES."""
         yield from map(self._shapes_at, LIKELY_SIZES)

@@ -55,11 +55,14 @@ class ComputedShapes:
         self._opset = opset
         self._declared = declared
         self._evaluator = Evaluator(opset)
+        self.branches: dict[str, bool] = {}
+        """The known conditions of the last call of `at`, by the first output of their If."""
         self._inferred: dict[tuple[bytes, tuple[Tensor | None, ...], tuple[ArrayKey | None, ...]], list[Tensor]] = {}
         self._computed: dict[tuple[bytes, tuple[ArrayKey | None, ...]], list[NDArray[Any]]] = {}
 
     def at(self, dimension: Callable[[Dimension], Dimension]) -> dict[str, Tensor]:
         """Every tensor by name; `dimension` maps each dimension of the file to the value to assume."""
+        self.branches = {}
         names = _Names(dimension)
         tensors = {name: names.replaced(tensor) for name, tensor in self._declared.items()}
         values: Arrays = {}
@@ -85,7 +88,9 @@ class ComputedShapes:
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         if not node.input or node.input[0] not in values or len(branches) != 2:
             return
-        branch = branches.get("then_branch" if values[node.input[0]].any() else "else_branch")
+        condition = bool(values[node.input[0]].any())
+        self.branches |= dict.fromkeys(node.output[:1], condition)
+        branch = branches.get("then_branch" if condition else "else_branch")
         if branch is None or branch.initializer:
             return
         self._follow(_steps(branch), tensors, values)
