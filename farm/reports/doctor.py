@@ -104,7 +104,7 @@ def _assembler(settings: Settings) -> str:
             seen = ", ".join(f"{layers:,} layers on {gpu}" for gpu, layers in gpus.items())
             told.append(reason or f"{arch} {data_type} without ptxas {ptxas} (the same in {seen})")
     if untried := [arch for arch in SUPPORTED_ARCHS if arch not in tried]:
-        told.append(f"{', '.join(untried)} not qualified: run farm qualify on such a GPU")
+        told.append(f"{', '.join(untried)} not qualified: run farm qualify on such a GPU, or take --trust checked")
     return "; ".join([*told, "all else by ptxas"])
 
 
