@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from farm.errors import FarmError, UnreachableError, UsageError
+from farm.errors import FarmError, UsageError
 from farm.extras import way_out
+from farm.http_server import HttpServer, PageHandler
 from farm.jobs.model import Status
 from farm.ledger import Ledger
 
@@ -71,8 +70,8 @@ class LedgerCollector:
             yield GaugeMetricFamily(f"farm_builds_{name}", words, value=value)
 
 
-class MetricsServer:
-    """HTTP server in its own threads, active inside a `with` block.
+class MetricsServer(HttpServer):
+    """HTTP server of the metrics, active inside a `with` block.
 
     /livez answers while the process does: without the database, whose absence a coordinator waits out. /readyz asks
     the database.
@@ -90,29 +89,7 @@ class MetricsServer:
         registry = CollectorRegistry()
         registry.register(LedgerCollector(ledger))
         page = _Page(ledger, registry, CONTENT_TYPE_LATEST)
-        try:
-            self._server = ThreadingHTTPServer((host, port), page.handler())
-        except (OSError, OverflowError) as error:
-            raise UnreachableError(f"metrics cannot be served at {host}:{port} ({error}): name another port") from None
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-
-    @property
-    def address(self) -> str:
-        """Address such as http://127.0.0.1:9400."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host!s}:{port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__("metrics", page.handler(), host, port)
 
 
 class _Page:
@@ -142,38 +119,23 @@ class _Page:
         self._ledger.coordinators.any_serves()
         return b"ok\n"
 
-    def handler(self) -> type[BaseHTTPRequestHandler]:
+    def handler(self) -> type[PageHandler]:
         answers = {
             "/metrics": (self.metrics, self._content_type),
             "/livez": (self.alive, "text/plain"),
             "/readyz": (self.ready, "text/plain"),
         }
 
-        class Handler(BaseHTTPRequestHandler):
-            """HTTP/1.0, one connection per request."""
-
-            timeout = 10.0  # for a silent client
-            server_version, sys_version = "farm", ""
-
-            def do_GET(self) -> None:
+        class Handler(PageHandler):
+            def serve(self) -> None:
                 """Serves the pages; other paths are 404."""
                 make, content_type = answers.get(self.path.partition("?")[0], (None, "text/plain"))
                 if make is None:
-                    self._answer(404, b"there are /metrics, /livez and /readyz\n", "text/plain")
+                    self.answer(404, b"there are /metrics, /livez and /readyz\n", "text/plain")
                     return
                 try:
-                    self._answer(200, make(), content_type)
+                    self.answer(200, make(), content_type)
                 except FarmError as error:
-                    self._answer(503, f"{error}\n".encode(), "text/plain")
-
-            def log_message(self, *_: Any) -> None:
-                """Keeps requests off the coordinator's stderr."""
-
-            def _answer(self, status: int, body: bytes, content_type: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                    self.answer(503, f"{error}\n".encode(), "text/plain")
 
         return Handler
