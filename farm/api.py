@@ -307,6 +307,10 @@ class Farm:
         """Number of jobs in each state."""
         return self._ledger.counts()
 
+    def count_claimed(self) -> int:
+        """Number of running jobs that are claimed but not started."""
+        return self._ledger.count_claimed()
+
     def job(self, job_id: str) -> Job:
         """The job with a unique id prefix, or "latest". Raises NotFoundError and UsageError."""
         return self._ledger.job(job_id)

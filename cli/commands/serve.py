@@ -14,6 +14,7 @@ from rich.text import Text
 
 from cli.commands.cache import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
+from cli.options.parse import address_of
 from cli.output.console import stderr
 from cli.output.format import built_how, counted, duration
 from cli.progress.eta import EVERY_SECONDS, eta_line
@@ -22,6 +23,8 @@ from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, TemplateRequest, TemplateResult
 
 if TYPE_CHECKING:
+    from farm.api import Farm
+    from farm.config.price import Price
     from farm.maintenance.gc import Sweep
     from farm.scheduler.plan import Plan
     from farm.worker.messages import Retry
@@ -39,6 +42,12 @@ def serve(
     metrics_host: Annotated[
         str, typer.Option("--metrics-host", metavar="HOST", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http", metavar="HOST:PORT", help="Serve a page of jobs, workers and cache, which follows them."
+        ),
+    ] = None,
 ) -> int:
     """Run a coordinator, which claims pending jobs and compiles them, until Ctrl-C.
 
@@ -47,6 +56,9 @@ def serve(
 
     Without --drain one of the coordinators enforces FARM_STORE_SIZE, FARM_STORE_AGE and FARM_LEDGER_AGE every hour.
     Blobs that a job in the ledger refers to, or that were used within a day, are kept.
+
+    The page of --http is read-only; a job on it leads to its report. On an address that other machines reach it needs
+    the token in FARM_HTTP_TOKEN; without that variable, one is drawn and shown on the terminal.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
@@ -58,6 +70,8 @@ def serve(
         if metrics_port is not None:
             metrics = stack.enter_context(farm.metrics(metrics_port, metrics_host))
             progress.line(f"metrics at {metrics.address}/metrics")
+        if http is not None:
+            _open_page(stack, farm, http, settings.price)
         progress.line(
             f"serving, process {os.getpid()}: claims pending jobs until {'none is left' if drain else 'Ctrl-C'}"
         )
@@ -70,6 +84,21 @@ def serve(
         except KeyboardInterrupt:
             progress.line(f"stopped: {counted(progress.unfinished, 'unfinished job')} given back")
     return OK
+
+
+def _open_page(stack: ExitStack, farm: Farm, http: str, price: Price | None) -> None:
+    """Serves the live page until the stack ends, and says where. A token that was drawn is shown on a terminal only."""
+    from cli.report.live_server import LiveServer, checked_token, is_loopback, new_token
+    from farm.config.settings import http_token
+
+    host, port = address_of("--http", http)
+    given, query = http_token(), ""
+    token = None if given is None else checked_token(given)
+    if token is None and not is_loopback(host) and stderr().is_terminal:
+        token = new_token()
+        query = f"?token={token}"
+    page = stack.enter_context(LiveServer(farm, host, port, token=token, price=price))
+    stderr().print(Text(f"page at {page.address}/{query}"), soft_wrap=True)
 
 
 class ServeProgress(Progress):

@@ -144,6 +144,14 @@ def seconds_of(option: str, value: str, *, least: float = 0.0) -> float:
     return seconds
 
 
+def address_of(option: str, value: str) -> tuple[str, int]:
+    """Host and port of an address such as 127.0.0.1:8080 or [::1]:8080. Raises UsageError."""
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
+    if match is None or int(match[2]) > 65535:
+        raise UsageError(f"{option} {value}: expected HOST:PORT, as in 127.0.0.1:8080")
+    return match[1].strip("[]"), int(match[2])
+
+
 def names_of(values: Sequence[str]) -> list[str]:
     """The distinct names of a repeatable option whose values are comma-separated lists."""
     return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))

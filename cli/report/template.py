@@ -1,14 +1,24 @@
-"""HTML pages from Jinja2 templates: one self-contained document that loads nothing and runs no script."""
+"""HTML pages from Jinja2 templates. A report is one self-contained document that loads nothing and runs no script."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from cli.output.format import counted, duration, magnitude, microseconds, percent, size
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render(template: str, **values: Any) -> str:
     """Fill a template of this folder; every value is escaped."""
+    return _pages().get_template(template).render(values)
+
+
+@cache
+def _pages() -> Environment:
+    """The templates of this folder, each compiled once."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     pages = Environment(
@@ -27,7 +37,7 @@ def render(template: str, **values: Any) -> str:
         "share": _share,
         "size": size,
     }
-    return pages.get_template(template).render(values)
+    return pages
 
 
 def _share(share: float) -> str:

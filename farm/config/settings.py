@@ -132,6 +132,11 @@ def ray_authentication(environ: Mapping[str, str] | None = None) -> RayAuthentic
     return RayAuthentication(on, f"the token in {path}") if found else RayAuthentication(on, None, f"{path} is empty")
 
 
+def http_token(environ: Mapping[str, str] | None = None) -> str | None:
+    """The token of the live page in FARM_HTTP_TOKEN, which no setting holds, so that it is neither shown nor sent."""
+    return (os.environ if environ is None else environ).get("FARM_HTTP_TOKEN")
+
+
 def config_path(environ: Mapping[str, str] | None = None) -> Path:
     """The path of the configuration file, which need not exist."""
     named = (os.environ if environ is None else environ).get("FARM_CONFIG")
