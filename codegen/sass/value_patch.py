@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
-from codegen.ir.layer_spec import LayerSpec, is_bounded
+from codegen.ir.layer_spec import AddResidual, LayerSpec, is_bounded
 from codegen.ir.tiling import Part
 from codegen.kernels import tiled
 from codegen.kernels.placeholders import FIRST_BIAS, FIRST_WEIGHT, MOST_PLACEHOLDERS
 from codegen.kernels.weight_stream import bits, slots, values
-from codegen.ptx.rewrite import rewrite
+from codegen.ptx.rewrite import may_have_constants, rewrite
 from codegen.ptx.template import RolledForm, Template
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.encoding import IMMEDIATE, OPCODE
@@ -94,11 +94,26 @@ def apply(patch: PatchTemplate, template: Template, weights: Weights, part: Part
 
 
 def check_values(template: Template, weights: Weights, part: Part) -> None:
-    """Raises MachineCodeError for values that make ptxas choose other instructions."""
-    if template.spec.data_type == "float16" and (bits(template.spec, weights.kernel) == _HALF_ONE).any():
-        raise MachineCodeError("float16 weight of 1.0: ptxas chooses another instruction for it")
+    """Raises MachineCodeError for values and masks of which ptxas makes other code than a patch; runs no tool."""
+    layer, chosen = tiled(template.spec, template.tiling), slice(part.first, part.end)
+    if template.spec.data_type == "float16":
+        if (bits(template.spec, weights.kernel) == _HALF_ONE).any():
+            raise MachineCodeError("float16 weight of 1.0: ptxas chooses another instruction for it")
+        tagged = _tagged(template.spec, weights)
+        tags, new = (bits(layer.spec, values(layer, each).weights[chosen]).ravel() for each in (tagged, weights))
+        _meanings(tags[tags != 0], new[tags != 0])
+    constant = (weights.nonzeros_per_output == 0) & (weights.bias != 0)
+    if _folds_constants(template.spec) and layer.streams.stored(constant.astype(np.float32))[chosen].any():
+        raise MachineCodeError("an output channel has a bias but no weight: ptxas computes its output itself")
     if _begin_alike(template, weights, part):
         raise MachineCodeError("two accumulators begin with the same product, which ptxas computes once")
+
+
+def _folds_constants(spec: LayerSpec) -> bool:
+    """Whether ptxas computes the output of a channel without weights, whose bias then stands nowhere in the code."""
+    if may_have_constants(spec) and spec.data_type != "float16":
+        return False  # the rewriter hides the zero from ptxas
+    return not spec.epilogue or not isinstance(spec.epilogue[0], AddResidual)
 
 
 def _begin_alike(template: Template, weights: Weights, part: Part) -> bool:
@@ -152,10 +167,7 @@ def _replaced(
     `patterns` [tags] are the values that the tags stand for; each tag must occur `times` times in the code. Raises
     MachineCodeError otherwise, and where two weights share a tag but not a value.
     """
-    distinct, first, inverse, wanted = np.unique(tags, return_index=True, return_inverse=True, return_counts=True)
-    stands_for = patterns[first]
-    if (stands_for[inverse] != patterns).any():
-        raise MachineCodeError("one kernel has more weights than there are tags: ptxas has to assemble it")
+    distinct, stands_for, wanted = _meanings(tags, patterns)
     nearest = np.searchsorted(distinct, immediates)
     is_tag = nearest < len(distinct)
     is_tag[is_tag] = distinct[nearest[is_tag]] == immediates[is_tag]
@@ -163,6 +175,18 @@ def _replaced(
     if not np.array_equal(np.bincount(nearest[at], minlength=len(distinct)), wanted * times):
         raise MachineCodeError("the patch template does not have every weight as often as its PTX")
     return at, stands_for[nearest[at]]
+
+
+def _meanings(tags: Patterns, patterns: Patterns) -> tuple[Patterns, Patterns, NDArray[np.int64]]:
+    """The distinct tags, the pattern that each stands for, and how often each occurs in the PTX.
+
+    Raises MachineCodeError where two weights share a tag but not a value.
+    """
+    distinct, first, inverse, wanted = np.unique(tags, return_index=True, return_inverse=True, return_counts=True)
+    stands_for = patterns[first]
+    if (stands_for[inverse] != patterns).any():
+        raise MachineCodeError("one kernel has more weights than there are tags: ptxas has to assemble it")
+    return distinct, stands_for, wanted
 
 
 def _tagged(spec: LayerSpec, weights: Weights) -> Weights:

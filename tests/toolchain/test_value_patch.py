@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,10 +13,11 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.ptx.rewrite import rewrite
-from codegen.sass.value_patch import PatchTemplate, apply, make_patch_template
+from codegen.sass.value_patch import PatchTemplate, apply, check_values, make_patch_template
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
+from tests.templates import shared_template
 from tests.toolchain.machine_cubins import HALVES, LIMITS, PLAIN, drawn_weights, template_for
 from tests.toolchain.operator_cases import CASES
 from tests.toolchain.operator_run import rounded
@@ -158,3 +160,36 @@ def test_a_patch_template_that_lacks_a_tag_is_refused() -> None:
     patched = apply(patch, template, weights_of(PLAIN, 1), whole(PLAIN))
     with pytest.raises(MachineCodeError, match="as often as"):
         apply(PatchTemplate(patched, patch.mask), template, weights_of(PLAIN, 1), whole(PLAIN))
+
+
+def with_a_bias_alone(name: str, seed: int) -> Weights:
+    drawn = weights_of(name, seed)
+    kernel, bias = drawn.kernel.copy(), drawn.bias.copy()
+    kernel[1], bias[1] = 0, seed + 1
+    return Weights(kernel, bias)
+
+
+@pytest.mark.parametrize("name", [PLAIN, "float16 linear, a hard sigmoid"])
+def test_an_output_channel_with_a_bias_but_no_weight_is_refused_without_a_run_of_ptxas(name: str) -> None:
+    template = template_for(name, "compute_80")
+    with pytest.raises(MachineCodeError, match="a bias but no weight"):
+        check_values(template, with_a_bias_alone(name, 0), whole(name))
+    check_values(template, with_a_bias_alone(name, 0), Part(1, 2))  # of other output channels
+
+
+def test_a_bias_alone_is_patched_if_a_residual_is_added_to_it() -> None:
+    name, arch = "a residual and a Relu", "sm_80"
+    template, toolchain = template_for(name, virtual_arch(arch)), find_toolchain()
+    patch = make_patch_template(template, with_a_bias_alone(name, 0), whole(name), arch, toolchain, limits=LIMITS)
+    other = with_a_bias_alone(name, 1)
+    assert apply(patch, template, other, whole(name)).data == by_ptxas(name, arch, other)
+
+
+def test_more_float16_weights_than_tags_are_refused_without_a_run_of_ptxas() -> None:
+    case = CASES["float16 linear, a hard sigmoid"]
+    spec = replace(case.spec, inputs=4096, outputs=16)
+    kernel = np.random.default_rng(0).standard_normal(spec.weights_shape, dtype=np.float32)
+    weights = Weights(rounded(kernel / 10, "float16"), np.zeros(16, dtype=np.float32))
+    template = shared_template(spec, case.tiling, "compute_80")
+    with pytest.raises(MachineCodeError, match="more weights than there are tags"):
+        check_values(template, weights, Part(0, stream_count(spec, case.tiling)))
