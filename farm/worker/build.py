@@ -201,26 +201,26 @@ class Worker:
 
     def _machine_code(self, request: CubinRequest, ptx: bytes) -> MachineCode:
         limits, fallback = self._limits_of(request), ""
-        if request.assembler != "ptxas":
-            template, weights = self._inputs(request)
-            maker = self._direct if request.assembler == "direct" else self._patches
-            try:
-                code = MachineCode(maker.assemble(request, template, weights, limits), request.assembler)
-            except MachineCodeError as error:
-                if request.whole:
-                    raise PartsNeededError(str(error)) from error
-                fallback = str(error)
-            else:
-                sampled = request.assembler == "patch" and is_sampled(request.weights)
-                return self._compared(request, ptx, code.cubin) if sampled else code
+        try:
+            if request.assembler == "direct":
+                return MachineCode(self._direct.assemble(request, *self._inputs(request), limits), "direct")
+            if request.assembler == "patch":
+                return self._patched(request, ptx, limits)
+        except MachineCodeError as error:
+            if request.whole:
+                raise PartsNeededError(str(error)) from error
+            fallback = str(error)
         return MachineCode(assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback)
 
-    def _compared(self, request: CubinRequest, ptx: bytes, patched: Cubin) -> MachineCode:
-        """The patched cubin if ptxas makes the same; otherwise ptxas's, with a warning."""
-        made = assemble(ptx, request.arch, self._toolchain, request.options, self._limits_of(request))
-        wrong = difference(patched, made)
+    def _patched(self, request: CubinRequest, ptx: bytes, limits: ToolLimits) -> MachineCode:
+        """A patched cubin. A sampled one that ptxas makes differently is replaced by ptxas's, with a warning."""
+        cubin, assembler = self._patches.assemble(request, *self._inputs(request), limits)
+        if not is_sampled(request.weights):
+            return MachineCode(cubin, assembler)
+        made = assemble(ptx, request.arch, self._toolchain, request.options, limits)
+        wrong = difference(cubin, made)
         if not wrong:
-            return MachineCode(patched, "patch", sampled=True)
+            return MachineCode(cubin, assembler, sampled=True)
         self._patches.refuse(request, *self._inputs(request), wrong)
         self._warnings.append(wrong)
         return MachineCode(made, "ptxas", wrong, sampled=True)

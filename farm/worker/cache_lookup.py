@@ -17,6 +17,7 @@ from farm.worker.messages import CubinFacts, CubinResult, Failure, Fault
 
 TEMPLATE_STAGE = "template"
 CUBIN_STAGE = "cubin"
+PATCH_STAGE = "patch"
 TOOLS_STAGE = "tools"
 
 
@@ -60,6 +61,19 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
             return CubinResult(key, failure, hit=True)
         facts = CubinFacts.from_json(record)
         return CubinResult(key, facts, hit=True) if store.holds(facts.cubin, facts.cubin_bytes) else None
+    except StoreError:
+        raise
+    except Exception:  # noqa: BLE001 - as above
+        return None  # unreadable: build again
+
+
+def has_patch_template(store: Store, key: str) -> bool | None:
+    """Whether a mask's patch template is stored; False if it is known that there can be none, None on a miss."""
+    record = store.get_record(PATCH_STAGE, key)
+    try:
+        if record is not None and "refused" in record:
+            return False
+        return True if record is not None and store.holds(str(record["cubin"])) else None
     except StoreError:
         raise
     except Exception:  # noqa: BLE001 - as above

@@ -97,6 +97,8 @@ class CubinRequest:
     """Predicted time of the tool on the core that `codegen/selection/tool_time.py` was fitted on."""
     assembler: Assembler = "ptxas"
     """Preferred assembler; unsupported code falls back to ptxas."""
+    patch_template: str = ""
+    """Key of the patch template that ptxas has to make first, as far as is known; else empty."""
     whole: bool = False
     """Whether the layer is too large for ptxas as one cubin: then there is no fallback, and the fault is PARTS."""
 
@@ -205,7 +207,8 @@ class CubinFacts:
     @property
     def assembled(self) -> str:
         """Log text: assembler, its time, and the reason of a fallback or that a value patch equals ptxas's cubin."""
-        reason = self.fallback or ("equal to ptxas's cubin" if self.sampled else "")
+        equal = self.sampled and self.assembler == "patch"
+        reason = self.fallback or ("equal to ptxas's cubin" if equal else "")
         why = f" ({reason})" if reason else ""
         return f"{ASSEMBLED[self.assembler]} {self.ptxas_seconds:.2f} s{why}"
 

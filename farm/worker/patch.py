@@ -6,22 +6,23 @@ A sample of layers is assembled by ptxas too and compared.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from codegen.errors import MachineCodeError
+from codegen.errors import MachineCodeError, ToolError
 from codegen.ir.checkpoint import Weights
 from codegen.keys import patch_template_key
 from codegen.ptx.template import Template
 from codegen.sass.cubin import CubinFile
+from codegen.sass.qualification import Assembler
 from codegen.sass.value_patch import PatchTemplate, apply, check_values, make_patch_template, mask_digest
 from codegen.toolchain.ptxas import Cubin
 from codegen.toolchain.tools import Toolchain, ToolLimits
 from farm.store.contract import Record, Store
-from farm.worker.cache_lookup import RefusableStage
+from farm.worker.cache_lookup import PATCH_STAGE, RefusableStage
 from farm.worker.messages import CubinRequest
 
-PATCH_STAGE = "patch"
 SAMPLED_ONE_IN = 32
 """One of this many layers is compared with ptxas's."""
 
@@ -35,13 +36,21 @@ class PatchBuilds:
         self._toolchain = toolchain
         self._stage = RefusableStage(PATCH_STAGE, store, put_record, recache=recache)
 
-    def assemble(self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
-        """Patch a cubin. Raises MachineCodeError, with the reason, if ptxas must do it, and ToolError."""
+    def assemble(
+        self, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits
+    ) -> tuple[Cubin, Assembler]:
+        """A patched cubin; the assembler is ptxas where that had to make the patch template first.
+
+        Raises MachineCodeError, with the reason, if ptxas must make the cubin itself, and ToolError.
+        """
         check_values(template, weights, request.part)
         mask = mask_digest(template.spec, weights)
         key = self._key(request, mask)
-        cubin = self._found(key, request.arch) or self._made(key, request, template, weights, limits)
-        return apply(PatchTemplate(cubin, mask), template, weights, request.part)
+        if (found := self._found(key, request.arch)) is not None:
+            return apply(PatchTemplate(found, mask), template, weights, request.part), "patch"
+        made = self._made(key, request, template, weights, limits)
+        cubin = apply(PatchTemplate(made, mask), template, weights, request.part)
+        return replace(cubin, seconds=made.seconds + cubin.seconds), "ptxas"
 
     def refuse(self, request: CubinRequest, template: Template, weights: Weights, reason: str) -> None:
         """Leave all cubins of the weights' mask to ptxas from now on."""
@@ -64,9 +73,12 @@ class PatchBuilds:
             patch = make_patch_template(
                 template, weights, request.part, request.arch, self._toolchain, request.options, limits
             )
-        except MachineCodeError as error:
-            self._stage.refuse(key, str(error))
-            raise
+        except (MachineCodeError, ToolError) as error:
+            if type(error) not in (MachineCodeError, ToolError):
+                raise  # timeout, out of memory or a crash: may succeed next time
+            reason = str(error) if isinstance(error, MachineCodeError) else f"no patch template: {error}"
+            self._stage.refuse(key, reason)
+            raise MachineCodeError(reason) from error
         cubin = patch.cubin
         self._stage.keep(
             key, cubin.data, registers=cubin.registers, spill_bytes=cubin.spill_bytes, seconds=cubin.seconds
