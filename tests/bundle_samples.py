@@ -51,7 +51,7 @@ WHOLE = (Part(0, 1),)
 
 
 def build(number: int, name: str) -> Build:
-    return Build(number, JOB.id, number, name, "x", f"{name}.out", SPEC, TILING, "ab" * 32, 11, WHOLE)
+    return Build(number, JOB.id, number, name, "x", f"{name}.out", SPEC, TILING, "ab" * 32, 11, "cd" * 32, WHOLE)
 
 
 def cubin(number: int, arch: str, part: int = 0) -> bytes:

@@ -310,11 +310,13 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
         return []
     reasons = Counter(result.fallback for result in by_ptxas if result.fallback).most_common()
     if len(by_ptxas) < len(made):
-        how = "made by value patches" if asked == "patch" else "assembled directly"
-        others = ", the others by ptxas" if by_ptxas else ""
         evidence = dict.fromkeys(result.evidence for result in made if result.evidence)
         why = f" ({'; '.join(evidence)})" if evidence else ""
-        head = Text(f"{len(made) - len(by_ptxas)} of {counted(len(made), 'cubin')} {how}{why}{others}")
+        of = Counter(result.assembler for result in made)
+        ways = (("direct", f"assembled directly{why}"), ("patch", "patched into code of the same mask"))
+        first, *more = [(of[assembler], how) for assembler, how in ways if of[assembler]]
+        texts = [f"{first[0]} of {counted(len(made), 'cubin')} {first[1]}", *(f"{count} {how}" for count, how in more)]
+        head = Text(", ".join([*texts, "the others by ptxas"] if by_ptxas else texts))
     elif len(reasons) == 1:
         return [Text(f"all cubins made by ptxas: {reasons[0][0]}")]
     else:
@@ -345,8 +347,11 @@ def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
     if results and hits == len(results):
         return Text(f"nothing to compile: {cached} (100% hits), {duration(seconds)}", style="green")
     share = f"{hits / len(results):.0%} hits" if results else "none yet"
+    patched = sum(result.outcome is Outcome.BUILT and result.assembler == "patch" for result in results)
     parts = [
-        f"compiled {counted(built, 'cubin')}" + (f" and {counted(templates, 'template')}" if templates else ""),
+        f"compiled {counted(built, 'cubin')}"
+        + (f" ({patched} patched)" if patched else "")
+        + (f" and {counted(templates, 'template')}" if templates else ""),
         f"{cached} ({share})",
         duration(seconds),
     ]

@@ -15,9 +15,12 @@ from codegen.ir.layer_spec import Conv2d, DataType, LayerSpec, is_bounded, is_ga
 from codegen.ir.tiling import Tiling
 
 AssemblerChoice = Literal["auto", "ptxas", "direct", "patch"]
-"""The assembler that a user asks for; `auto` is direct where that is trusted, else ptxas."""
+"""The assembler that a user asks for; `auto` is direct where that is trusted, else a patch where that is possible."""
 Assembler = Literal["ptxas", "direct", "patch"]
-"""patch: weight values written into code that ptxas made once per mask (`value_patch.py`)."""
+"""patch: weight values written into code that ptxas made once per mask (`value_patch.py`).
+
+A result says ptxas also for the first cubin of a mask, for which that code was made.
+"""
 CHOICES: tuple[AssemblerChoice, ...] = get_args(AssemblerChoice)
 
 Trust = Literal["qualified", "checked"]
@@ -119,26 +122,38 @@ def assembler_for(
     optimisation: int = QUALIFIED_LEVEL,
     trust: Trust = DEFAULT_TRUST,
 ) -> tuple[Assembler, str]:
-    """The assembler of a layer for an architecture, and why it is not the requested one: empty if it is."""
+    """The assembler of a layer for an architecture, and why it is not the requested one: empty if it is.
+
+    For `auto` direct code comes first, then a value patch.
+    """
     if choice == "ptxas":
         return "ptxas", ""
+    unpatchable = unpatchable_reason(spec, tiling)
     if choice == "patch":
-        if tiling.cluster > 1:
-            return "ptxas", "a kernel with clusters cannot be patched"
-        if tiling.reads_table:
-            return "ptxas", "a table template cannot be patched"
-        if tiling.form != "rolled":
-            return "ptxas", f"a {tiling.form} template cannot be patched"
-        if is_bounded(spec):
-            return "ptxas", "a layer with input bounds cannot be patched"
-        return "patch", ""
-    if reason := unsupported_reason(spec, tiling, arch):
-        return "ptxas", reason
-    if choice == "auto" and optimisation != QUALIFIED_LEVEL:
-        return "ptxas", f"direct code is qualified at -O{QUALIFIED_LEVEL}, not at -O{optimisation}"
-    if choice == "auto" and (reason := qualifications.untrusted_reason(arch, ptxas, spec.data_type, trust)):
-        return "ptxas", reason
-    return "direct", ""
+        return ("ptxas", unpatchable) if unpatchable else ("patch", "")
+    reason = unsupported_reason(spec, tiling, arch)
+    if choice == "auto" and not reason:
+        if optimisation != QUALIFIED_LEVEL:
+            reason = f"direct code is qualified at -O{QUALIFIED_LEVEL}, not at -O{optimisation}"
+        else:
+            reason = qualifications.untrusted_reason(arch, ptxas, spec.data_type, trust)
+    if not reason:
+        return "direct", ""
+    return ("patch" if choice == "auto" and not unpatchable else "ptxas"), reason
+
+
+def unpatchable_reason(spec: LayerSpec, tiling: Tiling) -> str:
+    """Why a layer's values cannot be patched; empty if they may be.
+
+    The patch may still raise MachineCodeError for a layer that passes this check.
+    """
+    if tiling.cluster > 1:
+        return "a kernel with clusters cannot be patched"
+    if tiling.reads_table:
+        return "a table template cannot be patched"
+    if tiling.form != "rolled":
+        return f"a {tiling.form} template cannot be patched"
+    return "a layer with input bounds cannot be patched" if is_bounded(spec) else ""
 
 
 def supported_data_types(arch: str) -> tuple[DataType, ...]:

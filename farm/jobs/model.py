@@ -85,7 +85,7 @@ class BuildOptions:
     tuning: bool = True
     """Whether tilings come from tuning records where there are some."""
     assembler: AssemblerChoice = "auto"
-    """Requested assembler; auto assembles directly where that is trusted, else with ptxas."""
+    """Requested assembler; auto is direct where that is trusted, else a patch where that is possible."""
     trust: Trust | None = None
     """Evidence that auto asks of direct code; None: as the settings say, which a submission puts in."""
     leave_dense: LeaveDense = "auto"
@@ -160,6 +160,8 @@ class Build:
     weights: str
     """Digest of the blob with weights and bias."""
     nonzeros: int
+    mask: str
+    """Digest of which weights and biases are non-zero."""
     parts: tuple[Part, ...]
     """Parts in order. Each is one cubin per architecture, except for those in `whole`."""
     residual: str = ""
@@ -227,7 +229,7 @@ class BuildResult:
     assembler: Assembler = "ptxas"
     """The assembler that made the machine code."""
     fallback: str = ""
-    """Why ptxas was used instead of the direct assembler, in words."""
+    """Why ptxas was used instead of the requested assembler, in words."""
     evidence: str = ""
     """Evidence of direct code, such as `qualified on NVIDIA H200` or `checked without a GPU`; empty for other code."""
     launch: Launch | None = None

@@ -13,6 +13,7 @@ from codegen.ir.checkpoint import Checkpoint, Layer, Weights
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
 from codegen.ir.tiling import Part, Tiling
 from codegen.keys import digest_fields
+from codegen.sass.value_patch import mask_digest
 from codegen.selection.choose import choose_parts, divisible
 from codegen.selection.code_size import fits_one_cubin
 from farm.errors import UsageError
@@ -110,6 +111,8 @@ class _Division:
     weights: str
     """The weights' digest."""
     nonzeros: int
+    mask: str
+    """The mask's digest."""
     tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
     """For each tiling, mostly one for all architectures: its parts, the architectures for which the layer is whole, and
     the origins of the choice."""
@@ -141,7 +144,7 @@ def _divided(
         told = len(by_tiling) > 1 or any(each.gpu or each.note for each in choices)
         tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
     weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
-    return _Division(weights, layer.weights.nonzeros, tuple(tilings))
+    return _Division(weights, layer.weights.nonzeros, mask_digest(layer.spec, layer.weights), tuple(tilings))
 
 
 def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:
@@ -158,6 +161,7 @@ def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[
             tiling=tiling,
             weights=division.weights,
             nonzeros=division.nonzeros,
+            mask=division.mask,
             parts=parts,
             residual=layer.residual,
             gate=layer.gate,

@@ -103,6 +103,7 @@ builds = Table(
     Column("tiling", JSON, nullable=False),
     Column("weights", String(64), nullable=False),
     Column("nonzeros", Integer, nullable=False),
+    Column("mask", String(64), nullable=False),
     Column("parts", JSON, nullable=False),
     Column("residual", _Words, nullable=False),
     Column("rows", Integer, nullable=False),  # 0: unknown

@@ -279,7 +279,8 @@ class HeldJobs:
         else:
             skeleton_seconds = 0.0 if hit else result.skeleton_seconds
             evidence = target.evidence if made.assembler == "direct" else ""
-            facts = vars(made) | {"fallback": made.fallback or target.left_to_ptxas, "evidence": evidence}
+            fallback = made.fallback or (target.left_to_ptxas if made.assembler == "ptxas" else "")
+            facts = vars(made) | {"fallback": fallback, "evidence": evidence}
             del facts["sampled"]  # stands in the log and in the store's record only
             build_result = replace(known, **facts, skeleton_seconds=skeleton_seconds)
             level = f", at -O{known.optimisation}" if result.instead_of else ""

@@ -9,7 +9,7 @@ from functools import cache
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import needs_clusters, template_cost
-from codegen.keys import TemplateKey, cubin_key, template_key
+from codegen.keys import TemplateKey, cubin_key, patch_template_key, template_key
 from codegen.sass.qualification import DEFAULT_TRUST, NO_QUALIFICATIONS, Assembler, Qualifications, assembler_for
 from codegen.selection.code_size import average_instructions
 from codegen.selection.tool_time import NVCC_MOST_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
@@ -59,9 +59,9 @@ def plan(
 ) -> Plan:
     """Plan the builds of several jobs together, so that a shared template or cubin is built once.
 
-    `qualifications` say which layers `--assembler auto` assembles directly. The cubins of one part for several
-    architectures stay adjacent, so that a worker rewrites the template once for all of them. Raises ArchError for an
-    architecture that the toolchain does not know.
+    `qualifications` say which layers `--assembler auto` assembles directly. Of cubins with one mask the first takes
+    ptxas's time. The cubins of one part for several architectures stay adjacent, so that a worker rewrites the template
+    once for all of them. Raises ArchError for an architecture that the toolchain does not know.
     """
 
     @cache
@@ -74,6 +74,8 @@ def plan(
 
     templates: dict[str, TemplateRequest] = {}
     cubins: dict[str, CubinRequest] = {}
+    patches: set[str] = set()
+    """Keys of patch templates: the first cubin of each takes ptxas's time."""
     targets: dict[str, list[Target]] = {}
     template_fields: dict[str, Mapping[str, str]] = {}
     cubin_fields: dict[str, Mapping[str, str]] = {}
@@ -98,12 +100,18 @@ def plan(
                 key = of_cubin.digest
                 templates.setdefault(template.key, template)
                 if key not in cubins:
+                    patch = ""
+                    if assembler == "patch":
+                        version = toolchain.ptxas_version
+                        patch = patch_template_key(template.key, build.mask, part, arch, options, version).digest
                     instructions = instructions_of(build.spec, build.tiling, build.nonzeros) * (part.end - part.first)
                     cost, whole = _cost(build, part), arch in build.whole
-                    if assembler == "direct":
+                    if assembler == "direct" or patch in patches:
                         seconds = direct_seconds(instructions)
                     else:
                         seconds = ptxas_seconds(build.spec, instructions, level_of(options))
+                    if patch:
+                        patches.add(patch)
                     cubins[key] = CubinRequest(
                         template,
                         build.weights,
@@ -114,6 +122,7 @@ def plan(
                         cost,
                         seconds=seconds,
                         assembler=assembler,
+                        patch_template=patch,
                         whole=whole,
                     )
                 target = Target(job.id, build.id, arch, number, reason)

@@ -64,7 +64,7 @@ class RetryPolicy:
 
     def lower(self, request: CubinRequest) -> CubinRequest:
         """The request at the lower optimisation level, with its own key."""
-        lower = replace(request, options=ptxas_options(LOWER_LEVEL))
+        lower = replace(request, options=ptxas_options(LOWER_LEVEL), patch_template="")
         return replace(lower, key=self._key(lower).digest)
 
     def _after_outage(self, request: Request, failure: Failure, attempts: Attempts, now: float) -> Retry | None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from codegen.selection.tool_time import direct_seconds
 from farm.errors import StoreUnavailableError
 from farm.executors.contract import Executor
 from farm.scheduler.clock import Clock
@@ -16,7 +17,7 @@ from farm.scheduler.retry import RetryPolicy
 from farm.scheduler.task import TO_BUILD, CubinTask, State, Task, TemplateTask
 from farm.scheduler.task_graph import TaskGraph
 from farm.store.contract import Store
-from farm.worker.cache_lookup import find_cubin, find_template
+from farm.worker.cache_lookup import find_cubin, find_template, has_patch_template
 from farm.worker.messages import (
     CubinRequest,
     CubinResult,
@@ -168,23 +169,32 @@ class Run:
                     events += self._take_lookup(task, found)
         return events
 
-    def _lookup(self, request: Request) -> Result | Failure | None:
-        """Cache lookup of one request; None on a miss. Runs in several threads at once."""
+    def _lookup(self, request: Request) -> Result | Failure | Request:
+        """Cache lookup of one request; on a miss the request itself. Runs in several threads at once."""
         if self._recache:
-            return None
+            return request
         try:
             if isinstance(request, CubinRequest):
-                return find_cubin(self._store, request.key, whole=request.whole)
+                return find_cubin(self._store, request.key, whole=request.whole) or self._with_known_mask(request)
             there = find_template(self._store, request.key) is not None
-            return TemplateResult(request.key, hit=True) if there else None
+            return TemplateResult(request.key, hit=True) if there else request
         except StoreUnavailableError as error:
             return Failure(Fault.AWAY, str(error))
 
-    def _take_lookup(self, task: Task, found: Result | Failure | None) -> list[Event]:
+    def _with_known_mask(self, request: CubinRequest) -> CubinRequest:
+        """The request, which waits for no other cubin and takes less time if the code of its mask is stored."""
+        known = has_patch_template(self._store, request.patch_template) if request.patch_template else None
+        if known is None:
+            return request
+        seconds = direct_seconds(request.cost) if known else request.seconds
+        return replace(request, patch_template="", seconds=seconds)
+
+    def _take_lookup(self, task: Task, found: Result | Failure | Request) -> list[Event]:
         if isinstance(found, Failure):
             return self._take_failure(task, found)
-        if found is not None:
+        if isinstance(found, TemplateResult | CubinResult):
             return self._end(task, found)
+        task.request = found
         if isinstance(task, CubinTask) and task.template.state is not State.DONE:
             self.tasks.wait_for_template(task)
             return []
@@ -233,13 +243,13 @@ class Run:
                 elif (failure := self._retry_policy.given_up(task.attempts)) is not None:
                     self.tasks.move(task, State.IN_FLIGHT)
                     events += self._end(task, failed(task.request, failure))
-                elif room > 0:
+                elif room == 0:
+                    self.tasks.put_back(task)
+                elif self._recache or not self.tasks.wait_for_mask(task):
                     room -= 1
                     self.tasks.move(task, State.IN_FLIGHT)
                     self._executor.submit(task.request)
                     events.append(Submitted(task.request))
-                else:
-                    self.tasks.put_back(task)
         return events
 
     def _announce(self) -> None:

@@ -27,6 +27,8 @@ class State(StrEnum):
     """Submitted to the executor."""
     DELAYED = "delayed"
     """Failed; to be retried later."""
+    NEEDS_MASK = "needs its mask's code"
+    """Another cubin with the same mask is being built first, so that ptxas runs once for both."""
     NEEDS_LOWER = "needs a lower level"
     """Timed out; being rebuilt at a lower optimisation level."""
     DONE = "done"
@@ -36,7 +38,8 @@ ALLOWED_MOVES: Mapping[State, frozenset[State]] = {
     State.IDLE: frozenset({State.LOOK_UP}),
     State.LOOK_UP: frozenset({State.NEEDS_TEMPLATE, State.READY, State.DELAYED, State.DONE, State.IDLE}),
     State.NEEDS_TEMPLATE: frozenset({State.READY, State.DONE}),
-    State.READY: frozenset({State.IN_FLIGHT, State.ELSEWHERE, State.IDLE}),
+    State.READY: frozenset({State.IN_FLIGHT, State.ELSEWHERE, State.NEEDS_MASK, State.IDLE}),
+    State.NEEDS_MASK: frozenset({State.READY}),
     State.ELSEWHERE: frozenset({State.LOOK_UP, State.IDLE}),
     State.IN_FLIGHT: frozenset({State.READY, State.DELAYED, State.NEEDS_LOWER, State.DONE, State.IDLE}),
     State.DELAYED: frozenset({State.LOOK_UP, State.IDLE}),
@@ -120,7 +123,7 @@ class CubinTask(Task):
     template: TemplateTask = field(kw_only=True)
     targets: list[Target] = field(default_factory=list)
     dependency: Task | None = None
-    """The task that it waits for: its template, or its replacement at a lower level."""
+    """The task that it waits for: its template, a cubin with its mask, or its replacement at a lower level."""
 
     @property
     def wanted(self) -> bool:

@@ -1,8 +1,8 @@
 """The task graph: one task per key, its state, and the jobs and tasks that depend on it.
 
-A cubin has jobs as its targets, and as dependents the cubins that are rebuilt at its lower level. A template has the
-cubins that wait for it as dependents. A task that has neither is abandoned, together with the tasks that only it
-needed. Pure: no access to the store, the executor or the ledger.
+A cubin has jobs as its targets, and as dependents the cubins that are rebuilt at its lower level or wait for the code
+of its mask. A template has the cubins that wait for it as dependents. A task that has neither is abandoned, together
+with the tasks that only it needed. Pure: no access to the store, the executor or the ledger.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import heapq
 import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from codegen.selection.tool_time import direct_seconds
 from farm.scheduler.backlog import Backlog
 from farm.scheduler.plan import Target
 from farm.scheduler.retry import Attempts
@@ -45,6 +46,8 @@ class TaskGraph:
         """Tasks that are still to be built and not submitted."""
         self._queues: dict[State, list[tuple[Rank, Task]]] = {state: [] for state in QUEUED}
         """Heaps. An entry whose task has another state or rank by now is stale and skipped."""
+        self._of_mask: dict[str, CubinTask] = {}
+        """The first submitted cubin of each mask whose code is unknown, by the key of its patch template."""
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -162,6 +165,20 @@ class TaskGraph:
         if task.template.state is State.IDLE:
             self.move(task.template, State.LOOK_UP)
 
+    def wait_for_mask(self, task: Task) -> bool:
+        """Block a cubin while another one with its mask is built first; whether there is one.
+
+        Otherwise the cubin is the first, and those that come to this point before it is done wait for it.
+        """
+        if not isinstance(task, CubinTask) or not task.request.patch_template:
+            return False
+        first = self._of_mask.setdefault(task.request.patch_template, task)
+        if first is task:
+            return False
+        task.request = replace(task.request, seconds=direct_seconds(task.request.cost))
+        self._wait(task, first, State.NEEDS_MASK)
+        return True
+
     def wait_for_lower(self, task: CubinTask, lower: CubinRequest) -> None:
         """Block a cubin until its replacement at a lower level is done; the replacement may already be in the graph."""
         self._wait(task, self._cubin(lower), State.NEEDS_LOWER)
@@ -178,9 +195,17 @@ class TaskGraph:
         return self._take_dependents(template)
 
     def cubin_done(self, task: CubinTask) -> list[CubinTask]:
-        """Finish a cubin, made or failed; returns the cubins that it replaces, which end with it."""
+        """Finish a cubin, made or failed; returns the cubins that it replaces, which end with it.
+
+        Cubins that waited for the code of its mask become ready, also if it failed: they do not wait again.
+        """
         self.move(task, State.DONE)
-        instead = self._take_dependents(task)
+        dependents = self._take_dependents(task)
+        instead = [each for each in dependents if each.state is State.NEEDS_LOWER]
+        for each in dependents:
+            if each.state is State.NEEDS_MASK:
+                each.request = replace(each.request, patch_template="")
+                self.move(each, State.READY)
         self._remove_cubin(task, [])
         return instead
 
@@ -256,6 +281,7 @@ class TaskGraph:
     def _remove_cubin(self, task: CubinTask, abandoned: list[AbandonedTask]) -> None:
         """Remove a cubin, its unneeded dependency, and its template once no other cubin uses that."""
         self._remove(task)
+        self._of_mask = {key: first for key, first in self._of_mask.items() if first is not task}
         for target in task.targets:
             if target.job in self._of_job:
                 self._of_job[target.job].pop(task.key, None)

@@ -105,7 +105,8 @@ class CubinRequest:
     @property
     def turn(self) -> Turn:
         """See TemplateRequest."""
-        return Turn.DIRECT if self.assembler == "direct" else Turn.PTXAS
+        quick = self.assembler == "direct" or (self.assembler == "patch" and not self.patch_template)
+        return Turn.DIRECT if quick else Turn.PTXAS
 
     @property
     def template_key(self) -> str:

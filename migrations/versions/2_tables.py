@@ -90,6 +90,7 @@ def _create_job_tables() -> None:
         sa.Column("tiling", sa.JSON(), nullable=False),
         sa.Column("weights", sa.String(64), nullable=False),
         sa.Column("nonzeros", sa.Integer(), nullable=False),
+        sa.Column("mask", sa.String(64), nullable=False),
         sa.Column("parts", sa.JSON(), nullable=False),
         sa.Column("residual", sa.Text(), nullable=False),
         sa.Column("rows", sa.Integer(), nullable=False),

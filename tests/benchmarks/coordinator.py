@@ -109,6 +109,7 @@ def submit(ledger: Ledger, name: str, count: int) -> None:
                 tiling=TILING,
                 weights=f"{job_id}-{at}".ljust(64, "."),
                 nonzeros=900 + at,
+                mask=f"{job_id}-{at}".ljust(64, "."),
                 parts=(Part(0, 1),),
             )
             for at in range(LAYERS)

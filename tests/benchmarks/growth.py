@@ -44,7 +44,8 @@ def growth() -> None:
 def statistics(kind: str, ledger: Ledger) -> None:
     """`farm stats` from the counters of jobs against one from all results."""
     builds = tuple(
-        Build(0, "", i, f"layer{i}", "x", "y", SMALL, TILING, "ab" * 32, 9, (Part(0, 1),)) for i in range(LAYERS)
+        Build(0, "", i, f"layer{i}", "x", "y", SMALL, TILING, "ab" * 32, 9, "cd" * 32, (Part(0, 1),))
+        for i in range(LAYERS)
     )
     options = BuildOptions(tuple(f"sm_{arch}0" for arch in range(ARCHS)))
     names = [f"job{i:04}" for i in range(JOBS)]

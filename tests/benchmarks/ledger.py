@@ -116,7 +116,20 @@ def submit(ledger: Ledger, number: int) -> None:
     for i in range(JOBS):
         job_id = f"{number:04x}{i:08x}"
         builds = tuple(
-            Build(0, job_id, at, f"conv{at}", f"in{at}", f"out{at}", SPEC, TILING, "ab" * 32, 3686, (Part(0, 16),))
+            Build(
+                0,
+                job_id,
+                at,
+                f"conv{at}",
+                f"in{at}",
+                f"out{at}",
+                SPEC,
+                TILING,
+                "ab" * 32,
+                3686,
+                "cd" * 32,
+                (Part(0, 16),),
+            )
             for at in range(LAYERS)
         )
         jobs.append(NewJob(job_id, "net", f"/models/{i}.onnx", "cd" * 32, job_id.ljust(64, "."), OPTIONS, builds))

@@ -47,7 +47,7 @@ class Workplace:
             tiling = replace(tiling, group_outputs=-(-each.spec.output_channels // parts))
             weights = self.store.put(each.weights.to_bytes())
             nonzeros = each.weights.nonzeros
-            builds.append(Build(i, "job", i, each.name, "x", "y", each.spec, tiling, weights, nonzeros, cut))
+            builds.append(Build(i, "job", i, each.name, "x", "y", each.spec, tiling, weights, nonzeros, weights, cut))
         return plan([(job, builds)], find_toolchain(self.settings.nvcc, self.settings.ptxas))
 
     def do(self, *requests: Request) -> list[Result]:

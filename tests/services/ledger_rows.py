@@ -23,7 +23,7 @@ def new_job(
 ) -> NewJob:
     tiling = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
     builds = tuple(
-        Build(0, job_id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, tiling, "ab" * 32, 10 + i, parts)
+        Build(0, job_id, i, f"conv{i}", f"in{i}", f"out{i}", SPEC, tiling, "ab" * 32, 10 + i, "cd" * 32, parts)
         for i in range(layers)
     )
     skipped = (SkippedLayer("pool", "MaxPool", "no weights"),)

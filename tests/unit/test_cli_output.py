@@ -74,7 +74,7 @@ def detail(*outcomes: Outcome, template_seconds: float = 0.0) -> JobDetail:
     spec = Conv2d(512, 14, 14, 512, 3, 3, stride=(2, 2))
     tiling = Tiling("conv2d", tile_width=8, tile_height=8, rows=1, group_outputs=32, chunk_channels=8, stages=2)
     name = "/layer4/layer4.1/conv2/Conv"
-    build = Build(1, "d6f2330b3ea4", 0, name, "in", "out", spec, tiling, "w", 235_929, (Part(0, 16),))
+    build = Build(1, "d6f2330b3ea4", 0, name, "in", "out", spec, tiling, "w", 235_929, "m", (Part(0, 16),))
     results = tuple(
         BuildResult(
             1, arch, 0, outcome, "template", f"cubin {arch}", "0" * 64, 1_234_567, template_seconds=template_seconds

@@ -50,9 +50,11 @@ def build(
     nonzeros: int = 100,
     tiling: Tiling = TILING,
     parts: tuple[Part, ...] = WHOLE,
+    mask: str = "",
 ) -> Build:
     digest = weights or f"{number:064x}"
-    return Build(number, "job1", number, f"conv{number}", "x", "y", SPEC, tiling, digest, nonzeros, parts)
+    mask = mask or digest
+    return Build(number, "job1", number, f"conv{number}", "x", "y", SPEC, tiling, digest, nonzeros, mask, parts)
 
 
 def planned(*builds: Build, archs: tuple[str, ...] = ("sm_80", "sm_90"), **options: int) -> Plan:
@@ -90,6 +92,18 @@ def test_equal_weights_in_an_equal_shape_are_assembled_once() -> None:
     assert [found.targets[request.key] for request in found.cubins] == [
         (Target("job1", 1, "sm_90", 0), Target("job1", 2, "sm_90", 0))
     ]
+
+
+def test_of_cubins_with_one_mask_only_the_first_takes_the_time_of_ptxas() -> None:
+    large, parts = Conv2d(64, 56, 56, 64, 3, 3), (Part(0, 1), Part(1, 2))
+    one_mask = [build(number, nonzeros=9000, mask="cd" * 32, parts=parts) for number in (1, 2, 3)]
+    found = planned(*(replace(each, spec=large) for each in one_mask))
+    by_template = {each.patch_template for each in found.cubins}
+    assert len(by_template) == 4  # two parts for two architectures
+    for key in by_template:
+        first, *others = [each for each in found.cubins if each.patch_template == key]
+        assert len({each.key for each in (first, *others)}) == 3
+        assert all(each.seconds < first.seconds / 2 for each in others)
 
 
 def test_jobs_that_run_together_share_cubins() -> None:

@@ -56,14 +56,14 @@ def test_any_other_record_qualifies_nothing_and_the_reason_names_the_way_out(
     changes: dict[str, Any], reason: str
 ) -> None:
     assembler, found = assembler_with(qualified(**changes))
-    assert assembler == "ptxas"
+    assert assembler == "patch"
     assert reason in found
 
 
 @pytest.mark.parametrize("changes", [{"sources": "0" * 64}, {"ptxas": "13.1.2"}, {"arch": "sm_80"}, {"layers": 10}])
 def test_code_that_no_gpu_has_run_as_it_is_now_is_checked_and_taken_on_request(changes: dict[str, Any]) -> None:
     old = qualified(**changes)
-    assert assembler_with(old)[0] == "ptxas"
+    assert assembler_with(old)[0] == "patch"
     assert assembler_with(old, trust="checked") == ("direct", "")
     assert qualifications_of([old]).evidence("sm_90", PTXAS, "float32") == CHECKED
     current = qualifications_of([old, qualified()])
@@ -76,26 +76,26 @@ def test_code_that_a_gpu_found_wrong_is_taken_with_no_trust() -> None:
     assert qualifications_of([qualified(), wrong]).evidence("sm_90", PTXAS, "float32") == "wrong on NVIDIA Other"
 
 
-def test_an_unsupported_architecture_and_another_level_are_left_to_ptxas_with_any_trust() -> None:
-    assert assembler_with(arch="sm_75", trust="checked")[0] == "ptxas"
-    assert assembler_with(optimisation=1, trust="checked")[0] == "ptxas"
+def test_an_unsupported_architecture_and_another_level_are_not_direct_with_any_trust() -> None:
+    assert assembler_with(arch="sm_75", trust="checked")[0] == "patch"
+    assert assembler_with(optimisation=1, trust="checked")[0] == "patch"
 
 
 def test_one_failure_outweighs_a_pass_on_another_gpu() -> None:
-    assert assembler_with(qualified(), qualified(gpu="NVIDIA Other", wrong=2))[0] == "ptxas"
+    assert assembler_with(qualified(), qualified(gpu="NVIDIA Other", wrong=2))[0] == "patch"
     assert assembler_with(qualified(), qualified(gpu="NVIDIA Other", wrong=2, sources="0" * 64))[0] == "direct"
 
 
 def test_no_record_qualifies_an_unsupported_architecture() -> None:
     assert assembler_with(qualified(arch="sm_110"), arch="sm_110") == (
-        "ptxas",
+        "patch",
         "the direct assembler supports sm_80, sm_86, sm_89, sm_90, not sm_110",
     )
 
 
 def test_code_is_qualified_only_at_the_compared_optimisation_level() -> None:
     assert assembler_with(qualified(), optimisation=1) == (
-        "ptxas",
+        "patch",
         "direct code is qualified at -O3, not at -O1",
     )
     assert assembler_with(qualified(), optimisation=1, choice="direct") == ("direct", "")
@@ -157,7 +157,7 @@ def test_a_shipped_record_qualifies_this_assembler_or_is_stale() -> None:
     stale = [record for record in records if record.sources != assembler_digest()]
     for record in records:
         made_by, reason = assembler_with(*records, arch=record.arch, ptxas=record.ptxas, data_type=record.data_type)
-        assert made_by == ("direct" if record.passed and record not in stale else "ptxas")
+        assert made_by == ("direct" if record.passed and record not in stale else "patch")
         assert ("the assembler has changed" in reason) == (record in stale and record.passed)
     if stale:
         pytest.skip(

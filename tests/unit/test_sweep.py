@@ -114,7 +114,7 @@ def checkpoint_of(name: str, layers: Sequence[Conv2d], sparsity: float = 0.9) ->
         weights = f"{name}-{position}".encode().hex().ljust(64, "0")
         layer = f"conv{position}"
         builds.append(
-            Build(0, name, position, layer, "x", "y", spec, tiling, weights, int(nonzeros.sum()), tuple(parts))
+            Build(0, name, position, layer, "x", "y", spec, tiling, weights, int(nonzeros.sum()), weights, tuple(parts))
         )
     options = BuildOptions(("sm_80", "sm_90"))
     digest = name.encode().hex().ljust(64, "0")

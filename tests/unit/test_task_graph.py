@@ -34,8 +34,9 @@ TEMPLATES = tuple(TemplateRequest(SMALL, TILING, f"compute_{i}0", f"{i}" * 64, 1
 
 
 def cubin(i: int, level: int) -> CubinRequest:
-    """One of four layers, two of each template, at -O3 or at -O1."""
-    high = CubinRequest(TEMPLATES[i % 2], f"{i:064}", Part(0, 1), "sm_90", ("-O3",), f"c{i}" * 32, 100 + i)
+    """One of four layers, two of each template and mask, at -O3 or at -O1."""
+    key, mask = f"c{i}" * 32, f"d{i % 2}" * 32
+    high = CubinRequest(TEMPLATES[i % 2], f"{i:064}", Part(0, 1), "sm_90", ("-O3",), key, 100 + i, patch_template=mask)
     return high if level == 3 else RETRY_POLICY.lower(high)
 
 
@@ -88,6 +89,9 @@ class StagedExecutor(PlayedExecutor):
         assert request.key not in self.flying, "built twice at once"
         assert self.registry.of[request.key] == "me", "another coordinator may build it too"
         assert len(self.flying) < self.capacity
+        if isinstance(request, CubinRequest) and request.patch_template:
+            masks = {each.patch_template for each in self.flying.values() if isinstance(each, CubinRequest)}
+            assert request.patch_template not in masks, "ptxas would run twice for one mask"
         self.flying[request.key] = request
 
     def stage(self, key: str, fault: Fault | None) -> None:
@@ -181,7 +185,8 @@ class Scheduling(RuleBasedStateMachine):
                 assert bool(task.dependents) == (task.state not in (State.IDLE, State.DONE))
             elif isinstance(task, CubinTask):
                 assert task.wanted
-                assert (task.dependency is not None) == (task.state in (State.NEEDS_TEMPLATE, State.NEEDS_LOWER))
+                waits = task.state in (State.NEEDS_TEMPLATE, State.NEEDS_MASK, State.NEEDS_LOWER)
+                assert (task.dependency is not None) == waits
                 if task.dependency is not None:
                     assert tasks[task.dependency.key] is task.dependency
                     assert task.dependency.dependents[task.key] is task
