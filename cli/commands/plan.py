@@ -49,9 +49,10 @@ def plan(
     Runs no tool and stores nothing.
 
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
-    architecture, CPU time of ptxas (`direct`: assembled without it), and kernel time at --batch by the cost model. Then
-    skipped layers, coverage, code size and kernel time for each architecture's GPU, and the totals of all models, which
-    share templates and cubins. With a price, also the cost of the CPU time, and what the store saves of it.
+    architecture, CPU time of ptxas (`direct`: assembled without it; `patched`: into code of the same mask), and kernel
+    time at --batch by the cost model. Then skipped layers, coverage, code size and kernel time for each architecture's
+    GPU, and the totals of all models, which share templates and cubins. With a price, also the cost of the CPU time,
+    and what the store saves of it.
 
     The cost model is fitted to an H200, that of dense layers in PyTorch to an H100. For other GPUs both are scaled by
     the figures of their data sheets. Both count the compiled layers only.
@@ -123,9 +124,16 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         archs_text(layer.archs),
         f"{missing} new" if missing else "there",
         size(layer.code_bytes),
-        (duration(layer.ptxas_seconds) if layer.ptxas_seconds else "direct") if missing else "-",
+        _ptxas_text(layer) if missing else "-",
         _kernel_text(layer.kernel_microseconds),
     ]
+
+
+def _ptxas_text(layer: LayerForecast) -> str:
+    """The time of ptxas for a layer's missing cubins, or how they are made without it."""
+    if layer.ptxas_seconds:
+        return duration(layer.ptxas_seconds)
+    return "patched" if layer.cubins_patched else "direct"
 
 
 def _kernel_text(times: Sequence[float]) -> str:
@@ -169,6 +177,7 @@ def _totals(found: Forecast, price: Price | None) -> list[str]:
     )
     skeletons = f", ptxas for skeletons {duration(found.skeleton_seconds)}" if found.skeleton_seconds else ""
     direct = f"{skeletons}, assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
+    patched = f", {found.cubins_patched} patched into code of the same mask" if found.cubins_patched else ""
     tools = f"nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct}"
     cost = f", {price.text(found.total_seconds)}" if price else ""
     in_store = [f"saved by the store: {cost_text(found.saved_seconds, price)}"] if price and found.saved_seconds else []
@@ -178,7 +187,7 @@ def _totals(found: Forecast, price: Price | None) -> list[str]:
     savings = [trust_line(found.trust_savings)] if found.trust_savings else []
     return [
         f"to make: {templates} ({found.templates_there} more in the store), {cubins} ({found.cubins_there} more in the "
-        f"store), {size(found.code_bytes)} of code in all",
+        f"store{patched}), {size(found.code_bytes)} of code in all",
         f"predicted CPU time: {duration(found.total_seconds)} ({tools}){cost}",
         *in_store,
         *savings,
@@ -220,6 +229,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "template_in_store": layer.template_there,
                 "cubins": layer.cubins,
                 "cubins_in_store": layer.cubins_there,
+                "cubins_to_patch": layer.cubins_patched,
                 "predicted_code_bytes": layer.code_bytes,
                 "predicted_ptxas_seconds": layer.ptxas_seconds,
                 "predicted_skeleton_seconds": layer.skeleton_seconds,
@@ -239,6 +249,7 @@ def _total_json(found: Forecast, price: Price | None) -> dict[str, Any]:
         "templates_in_store": found.templates_there,
         "cubins_to_make": found.cubins_to_make,
         "cubins_in_store": found.cubins_there,
+        "cubins_to_patch": found.cubins_patched,
         "predicted_code_bytes": found.code_bytes,
         "predicted_nvcc_seconds": found.nvcc_seconds,
         "predicted_ptxas_seconds": found.ptxas_seconds,

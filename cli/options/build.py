@@ -62,7 +62,7 @@ AssemblerName = Annotated[
     typer.Option(
         "--assembler",
         metavar="auto|ptxas|direct|patch",
-        help="Assembler of machine code. auto: direct, without ptxas, where a GPU has qualified it; patch: "
+        help="Assembler of machine code. auto: direct, without ptxas, where a GPU has qualified it, else patch; patch: "
         "ptxas once per mask, other checkpoints of that mask are patched into its code.",
     ),
 ]

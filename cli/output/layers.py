@@ -313,8 +313,8 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
         evidence = dict.fromkeys(result.evidence for result in made if result.evidence)
         why = f" ({'; '.join(evidence)})" if evidence else ""
         of = Counter(result.assembler for result in made)
-        ways = (("direct", f"assembled directly{why}"), ("patch", "patched into code of the same mask"))
-        first, *more = [(of[assembler], how) for assembler, how in ways if of[assembler]]
+        ways = (of["direct"], f"assembled directly{why}"), (of["patch"], "patched into code of the same mask")
+        first, *more = [way for way in ways if way[0]]
         texts = [f"{first[0]} of {counted(len(made), 'cubin')} {first[1]}", *(f"{count} {how}" for count, how in more)]
         head = Text(", ".join([*texts, "the others by ptxas"] if by_ptxas else texts))
     elif len(reasons) == 1:

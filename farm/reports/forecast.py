@@ -25,7 +25,7 @@ from farm.reports.shared_archs import SharedCost, kernel_microseconds, shared_co
 from farm.reports.trust import TrustSaving, trust_savings
 from farm.scheduler.plan import Plan, plan
 from farm.store.contract import Store
-from farm.worker.cache_lookup import find_cubin, has_template
+from farm.worker.cache_lookup import find_cubin, has_patch_template, has_template
 from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
 from farm.worker.messages import CubinRequest, Request
 
@@ -42,6 +42,8 @@ class LayerForecast:
     archs: tuple[str, ...]
     cubins: int
     cubins_there: int
+    cubins_patched: int
+    """Missing cubins that are patched into code of the same mask, as far as their values allow."""
     template_there: bool
     """Whether the store has the templates of all these architectures."""
     code_bytes: int
@@ -51,7 +53,7 @@ class LayerForecast:
     skeleton_seconds: float
     """CPU time of ptxas for missing skeletons of the direct assembler, as if no other layer shared them."""
     assembler_seconds: float
-    """CPU time of the direct assembler for missing cubins."""
+    """CPU time of the direct assembler, and of value patches, for missing cubins."""
     kernel_microseconds: tuple[float, ...]
     """Predicted kernel time on the GPU of each of the architectures, at the batch of the options."""
     dense_microseconds: tuple[Mapping[DensePrecision, float], ...]
@@ -91,6 +93,7 @@ class Forecast:
     templates_there: int
     cubins_to_make: int
     cubins_there: int
+    cubins_patched: int
     code_bytes: int
     """Machine code of all cubins, cached ones included."""
     nvcc_seconds: float | None
@@ -148,14 +151,17 @@ def forecast(
     }
     skeletons = {each.key: skeleton_key_of(each, toolchain) for each in todo.cubins if each.assembler == "direct"}
     made = {} if recache else _skeletons_made(skeletons.values(), store)
+    missing = [request for request in todo.cubins if request.key not in there]
+    patched = set() if recache else _patched(missing, store)
     requests: dict[tuple[str, int], list[CubinRequest]] = {key: [] for key in streams}
     of_cubin: dict[str, _Kernel] = {}
     for request in todo.cubins:
         for target in todo.targets[request.key]:
             requests[target.job, target.build].append(request)
             skeleton = skeletons.get(request.key, "")
-            of_cubin[request.key] = _kernel(streams[target.job, target.build], request, skeleton, made.get(skeleton))
-    missing = [request for request in todo.cubins if request.key not in there]
+            of_cubin[request.key] = _kernel(
+                streams[target.job, target.build], request, skeleton, made.get(skeleton), request.key in patched
+            )
     found = [request for request in todo.cubins if request.key in there]
     saved_nvcc = [nvcc_seconds(each.spec, each.tiling) for each in todo.templates if each.key in there]
     templates = {request.template.key: request.template for request in missing if request.template.key not in there}
@@ -169,6 +175,7 @@ def forecast(
             archs=build.archs(job.options),
             cubins=len(asked),
             cubins_there=sum(request.key in there for request in asked),
+            cubins_patched=sum(request.key in patched for request in asked),
             template_there=all(request.template.key in there for request in asked),
             code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(build.archs(job.options)),
             ptxas_seconds=sum(kernel.ptxas_seconds for kernel in kernels),
@@ -199,6 +206,7 @@ def forecast(
         templates_there=sum(template.key in there for template in todo.templates),
         cubins_to_make=len(missing),
         cubins_there=len(found),
+        cubins_patched=len(patched),
         code_bytes=sum(kernel.code_bytes for kernel in of_cubin.values()),
         nvcc_seconds=None if None in nvcc else sum(each for each in nvcc if each is not None),
         ptxas_seconds=sum(of_cubin[request.key].ptxas_seconds for request in missing),
@@ -215,14 +223,16 @@ def _streams(build: Build, model: Checkpoint) -> NDArray[np.float64]:
     return stream_instructions(build.spec, build.tiling, weights.nonzeros_per_output)
 
 
-def _kernel(streams: NDArray[np.float64], request: CubinRequest, skeleton: str, made: bool | None) -> _Kernel:
+def _kernel(
+    streams: NDArray[np.float64], request: CubinRequest, skeleton: str, made: bool | None, patched: bool
+) -> _Kernel:
     """Prediction of a cubin.
 
     `made` tells whether the store has its skeleton: False if ptxas has shown that there is none, None if unknown.
     """
     instructions = float(streams[request.part.first : request.part.end].sum())
     by_ptxas = assembled = 0.0
-    if request.assembler == "direct" and made is not False:
+    if patched or (request.assembler == "direct" and made is not False):
         assembled = direct_seconds(instructions)
     else:
         by_ptxas = ptxas_seconds(request.template.spec, instructions, level_of(request.options))
@@ -240,6 +250,20 @@ def _skeletons_made(keys: Iterable[str], store: Store) -> dict[str, bool]:
     with ThreadPoolExecutor(LOOKERS) as pool:
         records = zip(keys, pool.map(partial(store.get_record, SKELETON_STAGE), keys), strict=True)
         return {key: "refused" not in record for key, record in records if record is not None}
+
+
+def _patched(missing: Sequence[CubinRequest], store: Store) -> set[str]:
+    """Keys of the missing cubins for which ptxas need not run: it has made, or will make, code of their mask."""
+    keys = list(dict.fromkeys(request.patch_template for request in missing if request.patch_template))
+    with ThreadPoolExecutor(LOOKERS) as pool:
+        known = dict(zip(keys, pool.map(partial(has_patch_template, store), keys), strict=True))
+    found = set()
+    for request in missing:
+        if known.get(request.patch_template):
+            found.add(request.key)
+        elif known.get(request.patch_template, False) is None:
+            known[request.patch_template] = True  # this cubin's build makes it
+    return found
 
 
 def _there(todo: Plan, store: Store) -> set[str]:

@@ -111,7 +111,7 @@ def test_a_lost_or_truncated_cubin_is_made_again(farm: Farm, tools: Tools, tmp_p
     truncated.write_bytes(b"\x7fELF")
     [job] = farm.compile([NET], OPTIONS)
     assert (job.status, job.hits) == (Status.SUCCEEDED, 2)
-    assert tools.calls() == ["ptxas"] * 2
+    assert tools.calls() == []  # the store has the code of their masks
     farm.fetch(job.id, tmp_path / "out")
 
 
@@ -127,7 +127,7 @@ def test_a_flipped_bit_in_a_cubin_is_found_by_fetch_and_made_again_by_the_next_c
         farm.fetch(job.id, tmp_path / "out")
     [job] = farm.compile([NET], OPTIONS)
     assert (job.status, job.hits) == (Status.SUCCEEDED, 3)
-    assert tools.calls() == ["ptxas"]
+    assert tools.calls() == []  # the store has the code of its mask
     farm.fetch(job.id, tmp_path / "out")
     assert damaged.read_bytes() == right
 

@@ -163,7 +163,7 @@ def test_a_cubin_whose_record_has_no_launch_is_built_again_and_nothing_else_is(
     tools.calls()
     [again] = farm.compile([NET], OPTIONS)
     assert (again.status, again.hits) == (Status.SUCCEEDED, 0)
-    assert tools.calls() == ["ptxas"] * 4
+    assert tools.calls() == []  # the store has the code of their masks
     assert launches_of(farm.fetch(again.id, tmp_path / "after")) == before
     assert {key: record["cubin"] for key, record in cubin_records(settings).items()} == {
         key: record["cubin"] for key, record in records.items()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen.ir.checkpoint import Layer, Weights
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, Linear, SkippedLayer
 from codegen.selection.choose import choose_tiling
 from codegen.selection.tool_time import DIRECT_SECONDS, SKELETON_SECONDS, nvcc_seconds, ptxas_seconds
@@ -17,6 +18,7 @@ from farm.reports.forecast import Forecast, forecast
 from farm.scheduler.coordinator import Coordinator
 from farm.scheduler.plan import Plan, plan
 from farm.store.memory import MemoryStore
+from farm.worker.cache_lookup import PATCH_STAGE
 from farm.worker.direct import SKELETON_STAGE, skeleton_key_of
 from tests.samples import SMALL, SMALLER, checkpoint, fixed_toolchain, layer
 from tests.unit.farmyard import Farmyard, PlayedExecutor
@@ -102,6 +104,25 @@ def test_what_is_assembled_directly_takes_the_assemblers_time_and_ptxas_its_skel
     refused = found(store, direct)
     assert sorted(layer.ptxas_seconds > 0 for layer in refused.models[0].layers) == [False, True]
     assert refused.ptxas_seconds in [layer.ptxas_seconds for layer in by_ptxas.models[0].layers]
+
+
+def test_of_checkpoints_with_one_mask_all_but_the_first_are_patched_and_all_if_the_store_has_its_code() -> None:
+    store, doubled = MemoryStore(), replace(NET, layers=tuple(map(with_doubled_weights, NET.layers)))
+    jobs = [new_job(net, OPTIONS, namespace="test", name="net", store=None) for net in (NET, doubled)]
+    of_both = forecast(jobs, [NET, doubled], fixed_toolchain(), store, recache=False)
+    assert (of_both.cubins_to_make, of_both.cubins_patched) == (8, 4)
+    assert [[layer.cubins_patched for layer in model.layers] for model in of_both.models] == [[0, 0], [2, 2]]
+    assert of_both.ptxas_seconds == found(store).ptxas_seconds
+    first, second, *_ = jobs_plan(OPTIONS).cubins
+    code = store.put(b"code")
+    store.put_record(PATCH_STAGE, first.patch_template, {"cubin": code})
+    store.put_record(PATCH_STAGE, second.patch_template, {"refused": "a reason"})
+    assert found(store).cubins_patched == 1
+    assert found(store, recache=True).cubins_patched == 0
+
+
+def with_doubled_weights(one: Layer) -> Layer:
+    return replace(one, weights=Weights(2 * one.weights.kernel, 2 * one.weights.bias))
 
 
 def test_a_coordinator_plans_direct_code_with_the_assemblers_time() -> None:
