@@ -14,10 +14,12 @@ from tests.toolchain.played_runtimes import FLAGS, C, Played, build_driver
 from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
 
 COMPILER, READELF = "aarch64-linux-gnu-gcc", "aarch64-linux-gnu-readelf"
-EMULATOR = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu")
+SYSTEM = Path("/usr/aarch64-linux-gnu")
+EMULATOR = ("qemu-aarch64-static", "-L", str(SYSTEM))
 
 pytestmark = pytest.mark.skipif(
-    shutil.which(COMPILER) is None, reason=f"needs {COMPILER}: apt-get install gcc-aarch64-linux-gnu"
+    shutil.which(COMPILER) is None or not (SYSTEM / "include" / "stdio.h").is_file(),
+    reason=f"needs {COMPILER} and its C library: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
 )
 emulated = pytest.mark.skipif(
     shutil.which(EMULATOR[0]) is None, reason=f"needs {EMULATOR[0]}: apt-get install qemu-user-static"
