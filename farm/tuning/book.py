@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from codegen.ir.layer_spec import AddResidual, LayerSpec, plain
 from codegen.ir.tiling import Accumulator, Tiling
-from codegen.kernels import canonical
+from codegen.kernels import canonical, tiled
 from codegen.kernels.geometry import geometry_of
 from codegen.selection.choose import accumulator_of, bands_of, choose_tiling, misfit_of
+from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.ranking import Ranking, ranking_of
 from codegen.target.arch import has_clusters
 from codegen.target.device_model import DeviceModel
@@ -53,7 +54,10 @@ def own_and_shared(key: TuningKey) -> tuple[TuningKey, ...]:
 
 
 NEAR = 2.0
-"""Largest ratio between a layer's density and that of a record used for it."""
+"""Largest ratio between a layer's density, or its batch, and that of a record used for it."""
+CLOSE = 1.1
+"""Largest ratio of predicted times at which a tiling that was fastest at a neighbouring batch is preferred to the cost
+model's choice: the model's choices are about that far from the fastest."""
 
 
 def related(records: Iterable[TuningRecord], key: TuningKey) -> list[tuple[TuningRecord, Tiling]]:
@@ -104,9 +108,10 @@ class TuningBook:
     ) -> list[tuple[Tiling, TilingChoice]]:
         """The tiling per architecture; `batch` in images or rows, `nonzeros` per output channel [K].
 
-        A record of the nearest density (see NEAR), or of the layer without its residual, stands in for a missing one.
-        If a record's tiling does not fit the weights, the cost model chooses, and the choice says why. Raises
-        TilingError if no tiling fits.
+        A record of the nearest density (see NEAR), or of the layer without its residual, stands in for a missing one;
+        one of a neighbouring batch does if it is about as fast, by prediction, as the cost model's choice. If a
+        record's tiling does not fit the weights, the cost model chooses, and the choice says why. Raises TilingError
+        if no tiling fits.
         """
         found: list[tuple[Tiling, TilingChoice]] = []
         of_model: dict[tuple[bool, DeviceModel], Tiling] = {}
@@ -135,7 +140,10 @@ class TuningBook:
                     device=device,
                     ranking=self.ranking,
                 )
-            found.append((of_model[kind], TilingChoice(arch, note=note)))
+            chosen = of_model[kind], TilingChoice(arch, note=note)
+            if tuned is None and (near := self._of_near_batch(arch, spec, batch, nonzeros, options, chosen[0])):
+                chosen = near[1], TilingChoice(arch, near[0].gpu)
+            found.append(chosen)
         return found
 
     def _find(
@@ -146,13 +154,40 @@ class TuningBook:
         key = key_of(arch, spec, batch, nonzeros, options.accumulate, options.optimisation)
         if record := self.records.get(key):
             return record, record.tiling
-        near = (
+        return next((each for each in self._near(key) if each[0].key.batch_band == key.batch_band), None)
+
+    def _of_near_batch(
+        self,
+        arch: str,
+        spec: LayerSpec,
+        batch: int,
+        nonzeros: NDArray[np.integer],
+        options: BuildOptions,
+        choice: Tiling,
+    ) -> tuple[TuningRecord, Tiling] | None:
+        """The record of a neighbouring batch that is fastest by prediction, if it is CLOSE to the model's `choice`."""
+        if not options.tuning or options.form != "rolled" or not self.records:
+            return None
+        device, density = options.device(arch), float(nonzeros.sum()) / spec.weights_count
+
+        def predicted(tiling: Tiling) -> float:
+            return predict_microseconds(tiled(spec, tiling), batch, density, device=device)
+
+        key = key_of(arch, spec, batch, nonzeros, options.accumulate, options.optimisation)
+        fitting = [
             (record, tiling)
-            for record, tiling in related(self.records.values(), key)
-            if record.key.batch_band == key.batch_band
-            and 1 / NEAR <= record.key.density_band / key.density_band <= NEAR
-        )
-        return next(near, None)
+            for record, tiling in self._near(key)
+            if not misfit_of(spec, tiling, nonzeros, device, code_limit_bytes=options.code_limit_bytes)
+        ]
+        best = min(fitting, key=lambda each: predicted(each[1]), default=None)
+        return best if best is not None and predicted(best[1]) <= CLOSE * predicted(choice) else None
+
+    def _near(self, key: TuningKey) -> Iterator[tuple[TuningRecord, Tiling]]:
+        """Records of a layer at a near density and batch, nearest density first."""
+        for record, tiling in related(self.records.values(), key):
+            ratios = (record.key.density_band / key.density_band, record.key.batch_band / key.batch_band)
+            if all(1 / NEAR <= ratio <= NEAR for ratio in ratios):
+                yield record, tiling
 
 
 NO_RECORDS = TuningBook({})

@@ -252,6 +252,20 @@ def test_the_record_of_the_nearest_density_counts() -> None:
         assert tiling == TUNED
 
 
+@pytest.mark.parametrize(("ratio", "batch", "taken"), [(1.05, 32, True), (1.05, 16, False), (1.2, 32, False)])
+def test_a_record_of_the_neighbouring_batch_is_taken_if_it_is_about_as_fast_by_prediction(
+    ratio: float, batch: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "farm.tuning.book.predict_microseconds", lambda of, *_, **__: ratio if of.tiling == TUNED else 1.0
+    )
+    nonzeros = LAYER.weights.nonzeros_per_output
+    [(tiling, choice)] = TuningBook.of([record(TUNED)]).tilings(SMALL, batch, nonzeros, BuildOptions(("sm_90",)))
+    by_model = choose_tiling(SMALL, batch, nonzeros, clusters=True)
+    assert by_model != TUNED
+    assert (tiling, choice.gpu) == ((TUNED, GPU) if taken else (by_model, ""))
+
+
 def test_sums_in_float16_take_a_record_of_sums_in_float32_and_not_the_other_way() -> None:
     exact = record(TUNED)
     packed = replace(exact.key, accumulate="float16", density_band=0.05)
