@@ -145,7 +145,7 @@ class EtaEstimator:
             self._tools[Turn.TEMPLATE].learn(event.request.seconds, taken)
         elif isinstance(event, CubinDone) and isinstance(event.result.made, CubinFacts) and not event.result.hit:
             taken = event.result.made.rewrite_seconds + event.result.made.ptxas_seconds
-            expected = "ptxas" if event.request.patch_template else event.request.assembler
+            expected = "ptxas" if event.request.turn is Turn.PTXAS else event.request.assembler
             fell_back = event.result.made.assembler != expected
             if not event.result.instead_of and not fell_back:
                 self._tools[event.request.turn].learn(event.request.seconds, taken)

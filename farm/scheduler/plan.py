@@ -190,9 +190,16 @@ def no_longer_whole(
 
 
 def plan_of(job: Job, build: Build, arch: str, toolchain: Toolchain, qualifications: Qualifications) -> Plan:
-    """Plan one build for one of its architectures."""
+    """Plan the parts of a layer that is no longer one cubin of an architecture, with ptxas's time."""
     only = replace(job, options=replace(job.options, archs=(arch,)))
-    return plan([(only, [replace(build, choices=())])], toolchain, qualifications)
+    found = plan([(only, [replace(build, choices=())])], toolchain, qualifications)
+    of_group = average_instructions(build.spec, build.tiling, build.nonzeros)
+
+    def seconds(request: CubinRequest) -> float:
+        instructions = of_group * (request.part.end - request.part.first)
+        return ptxas_seconds(build.spec, instructions, level_of(request.options))
+
+    return replace(found, cubins=tuple(replace(each, seconds=seconds(each), refused=True) for each in found.cubins))
 
 
 def _parts(build: Build, options: BuildOptions) -> Iterator[tuple[tuple[int, Part], str]]:

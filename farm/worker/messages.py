@@ -101,11 +101,14 @@ class CubinRequest:
     """Key of the patch template that ptxas has to make first, as far as is known; else empty."""
     whole: bool = False
     """Whether the layer is too large for ptxas as one cubin: then there is no fallback, and the fault is PARTS."""
+    refused: bool = False
+    """Whether the assembler refused the layer as one cubin: then it mostly leaves the parts to ptxas too."""
 
     @property
     def turn(self) -> Turn:
         """See TemplateRequest."""
-        quick = self.assembler == "direct" or (self.assembler == "patch" and not self.patch_template)
+        direct = self.assembler == "direct" and not self.refused
+        quick = direct or (self.assembler == "patch" and not self.patch_template)
         return Turn.DIRECT if quick else Turn.PTXAS
 
     @property

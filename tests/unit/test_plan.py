@@ -14,7 +14,8 @@ from codegen.keys import digest_fields
 from codegen.sass.qualification import NO_QUALIFICATIONS
 from codegen.toolchain.tools import Toolchain
 from farm.jobs.model import Build, BuildOptions, Job, Status
-from farm.scheduler.plan import Plan, Target, assembler_of, plan
+from farm.scheduler.plan import Plan, Target, assembler_of, plan, plan_of
+from farm.worker.messages import Turn
 from tests.samples import fixed_toolchain
 
 TOOLCHAIN = fixed_toolchain()
@@ -142,6 +143,18 @@ def test_a_larger_part_takes_ptxas_longer() -> None:
     found = planned(build(1, parts=(Part(0, 1), Part(1, 4))), archs=("sm_90",))
     assert 0 < found.cubins[0].seconds < found.cubins[1].seconds
     assert all(request.seconds > 0 for request in found.templates)
+
+
+def test_the_parts_of_a_layer_that_the_assembler_refused_are_expected_to_take_ptxas_s_time() -> None:
+    one, halves = job(archs=("sm_90",)), build(1, parts=HALVES)
+    direct = replace(one, options=replace(one.options, assembler="direct"))
+    refused = plan_of(direct, halves, "sm_90", TOOLCHAIN, NO_QUALIFICATIONS).cubins
+    assert [each.key for each in refused] == [each.key for each in plan([(direct, [halves])], TOOLCHAIN).cubins]
+    by_ptxas = plan_of(
+        replace(one, options=replace(one.options, assembler="ptxas")), halves, "sm_90", TOOLCHAIN, NO_QUALIFICATIONS
+    )
+    assert [(each.seconds, each.turn) for each in refused] == [(each.seconds, each.turn) for each in by_ptxas.cubins]
+    assert {each.turn for each in refused} == {Turn.PTXAS}
 
 
 def test_the_cubins_of_one_part_stay_neighbours_and_parts_follow_one_another() -> None:
