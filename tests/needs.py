@@ -49,6 +49,10 @@ def lacks_wish_to_install() -> str | None:
     return "downloads packages: make test-packages"
 
 
+def lacks_wish_for_models() -> str | None:
+    return "downloads models: make test-models"
+
+
 NEEDS: dict[str, tuple[Callable[[], str | None], ...]] = {
     "browser": (lacks_chromium,),
     "chaos": (lacks_toolchain, lacks_ray, lacks_ceph, lacks_postgresql),
@@ -58,6 +62,7 @@ NEEDS: dict[str, tuple[Callable[[], str | None], ...]] = {
     "gpu": (lacks_gpu,),
     "models": (lacks_toolchain,),
     "packages": (lacks_wish_to_install,),
+    "real_models": (lacks_toolchain, lacks_wish_for_models),
     "services": (lacks_ceph, lacks_postgresql),
     "toolchain": (lacks_toolchain,),
     "torch": (lacks_torch,),

@@ -107,7 +107,7 @@ class NetworkQuestion:
             check_inputs(network.inputs, inputs)
         else:
             plan.images_of(inputs)
-        check_model(model, detail, self.values)
+        check_model(model, detail, network, self.values)
         reference = Reference(model, network, inputs, self.values)
         if not self.gpu:
             if plan is not None and _is_small(detail, len(inputs[0])):
@@ -167,13 +167,15 @@ class Reference:
         return found
 
 
-def check_model(model: Path, detail: JobDetail, values: Mapping[str, float]) -> None:
+def check_model(model: Path, detail: JobDetail, network: SegmentedNetwork, values: Mapping[str, float]) -> None:
     """Raises UsageError for a model other than the compiled one, CheckpointError for an unreadable file."""
     if is_tsv_network(model):
         raise UsageError(f"{model} is no ONNX file, which onnxruntime could run: leave out --network")
     if not model.is_file():
         raise UsageError(f"{model} is not there any more: say with --model where the job's ONNX file is")
-    read = {layer.name: layer.weights.digest for layer in read_checkpoint(model, input_values=values).layers}
+    shapes = {each.name: tuple(size for size in each.shape if isinstance(size, int)) for each in network.inputs}
+    fixed = {each.name: shapes[each.name] for each in network.inputs if len(shapes[each.name]) == len(each.shape)}
+    read = {layer.name: layer.weights.digest for layer in read_checkpoint(model, fixed, values).layers}
     for build in detail.builds:
         if read.get(build.layer, build.weights) != build.weights:
             raise UsageError(
