@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -50,6 +51,7 @@ KERNELS: MappingProxyType[KernelName, KernelModule] = MappingProxyType(
 """Every kernel's module."""
 
 
+@lru_cache(maxsize=32)  # the checkpoints of a sweep have the same layers
 def lower(spec: LayerSpec) -> Lowered[LayerSpec]:
     """The layer with its geometry and the kernels that can compute it."""
     spec = canonical(spec)

@@ -229,9 +229,9 @@ def _density_band(density: float) -> float:
     return next((band for band in DENSITY_BANDS if density <= band * 1.05), 1.0)
 
 
-def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> list[Tiling]:
-    tilings = [replace(tiling, accumulate=accumulate) for tiling in last_resort(layer)]
-    return [tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES]
+def _last_resort(layer: Lowered[LayerSpec], accumulate: Accumulator) -> Iterator[Tiling]:
+    tilings = (replace(tiling, accumulate=accumulate) for tiling in last_resort(layer))
+    return (tiling for tiling in tilings if layer.tiled(tiling).launch.shared_bytes <= SHARED_BYTES)
 
 
 def _streams_fit(layer: AnyTiled, nonzeros: NDArray[np.integer], streams: NDArray[np.float64]) -> bool:
