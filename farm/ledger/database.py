@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -113,13 +114,14 @@ class Database:
 
     @contextmanager
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
+        handled = sys.exception()
         try:
             # Waiting for an unreachable server stays interruptible.
             connection = _connect(self.engine, self.wait_seconds).execution_options(farm_writes=writes)
             with held_back() if writes else nullcontext(), connection, connection.begin():
                 yield connection
         except (DBAPIError, PoolTimeoutError) as error:
-            raise failure(self.engine, error) from None
+            raise _interruption(error, handled) or failure(self.engine, error) from None
 
     def insert_or_replace(
         self,
@@ -199,6 +201,19 @@ def _away(error: Exception) -> bool:
     said = str(error.orig)
     refused_for_good = "FATAL" in said and not _COMING_BACK.search(said)
     return error.connection_invalidated or not (refused_for_good or getattr(error.orig, "sqlstate", None))
+
+
+def _interruption(error: BaseException, handled: BaseException | None) -> KeyboardInterrupt | None:
+    """The interruption that a driver hides by failing to clean up after it, as psycopg does within a query.
+
+    Not one that was already being handled before.
+    """
+    before = error.__context__
+    while before is not handled and before is not None:
+        if isinstance(before, KeyboardInterrupt):
+            return before
+        before = before.__context__
+    return None
 
 
 _DAMAGED = ("file is not a database", "database disk image is malformed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
+from farm.errors import LedgerError
 from farm.ledger import database as database_module
 from farm.ledger.database import Database, open_engine
 from farm.ledger.interruptions import held_back
@@ -137,6 +139,30 @@ def test_a_failed_transaction_handles_the_signal_too(database: Database, number:
     with pytest.raises(KeyboardInterrupt):
         write(database, fail)
     assert count(database) == 0
+
+
+def test_an_interruption_after_which_the_driver_fails_stays_an_interruption(database: Database) -> None:
+    def interrupt(*_: object) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise sqlite3.ProgrammingError("the connection is in use")
+
+    event.listen(database.engine, "do_execute", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        count(database)
+
+
+def test_a_failure_of_the_clean_up_after_an_interruption_is_a_failure(database: Database) -> None:
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    event.listen(database.engine, "do_execute", fail)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(LedgerError, match="disk I/O error"):
+            count(database)
 
 
 def test_another_thread_leaves_the_handlers_alone(number: signal.Signals) -> None:
