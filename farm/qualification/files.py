@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from farm.errors import UsageError
-from farm.qualification.record import QualificationRecord, record_of_json
+from farm.qualification.record import QualificationRecord, record_of_json, same_code_of_json
 
 SCHEMA_VERSION = 1
 SHIPPED = "qualifications.json"
@@ -23,7 +23,10 @@ def document_of(records: Iterable[QualificationRecord]) -> dict[str, Any]:
 
 
 def read_records(text: str, name: str) -> tuple[QualificationRecord, ...]:
-    """Records of a JSON document; `name` is its file name in messages. Raises UsageError."""
+    """Records of a JSON document, and those that count for later sources which make the same code.
+
+    `name` is the file's name in messages. Raises UsageError.
+    """
     way_out = "give a file written by farm qualify --output"
     try:
         document = json.loads(text)
@@ -32,7 +35,9 @@ def read_records(text: str, name: str) -> tuple[QualificationRecord, ...]:
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(f"{name} is not a file of qualification records, version {SCHEMA_VERSION}: {way_out}")
     try:
-        return tuple(record_of_json(each) for each in document.get("records", ()))
+        records = tuple(record_of_json(each) for each in document.get("records", ()))
+        claims = [same_code_of_json(each) for each in document.get("same_code", ())]
+        return records + tuple(carried for each in claims for carried in each.carry(records))
     except ValueError as error:
         raise UsageError(f"{name}: invalid record, {error}: {way_out}") from None
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any, get_args
 
@@ -56,6 +56,41 @@ class QualificationRecord:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; `record_of_json` is the inverse."""
         return {**asdict(self), "finished_at": self.finished_at.isoformat(timespec="seconds")}
+
+
+@dataclass(frozen=True)
+class SameCode:
+    """Two versions of the assembler's sources that made the same cubins, byte for byte, compared without a GPU."""
+
+    arch: str
+    ptxas: str
+    data_type: str
+    measured: str
+    """Digest of the sources whose cubins a GPU has run."""
+    sources: str
+    """Digest of the later sources."""
+    layers: int
+    """Layers compared, of those that the GPU ran."""
+
+    def carry(self, records: Iterable[QualificationRecord]) -> Iterator[QualificationRecord]:
+        """The records of the earlier sources, as far as their layers were compared, for the later ones."""
+        for each in records:
+            if (each.arch, each.ptxas, each.data_type, each.sources) == (
+                *(self.arch, self.ptxas, self.data_type),
+                self.measured,
+            ):
+                yield replace(each, sources=self.sources, layers=min(each.layers, self.layers))
+
+
+def same_code_of_json(value: Any) -> SameCode:
+    """Reads a claim as JSON. Raises ValueError, with the reason, for anything else."""
+    names = {each.name for each in fields(SameCode)}
+    if not isinstance(value, Mapping) or value.keys() != names:
+        raise ValueError(f"same_code is not an object of {', '.join(sorted(names))}")
+    for name, each in value.items():
+        if not isinstance(each, int if name == "layers" else str) or isinstance(each, bool):
+            raise ValueError(f"same_code: {name} {each!r} is not {'an integer' if name == 'layers' else 'a string'}")
+    return SameCode(**value)
 
 
 def qualifications_of(records: Iterable[QualificationRecord]) -> Qualifications:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,15 +151,40 @@ def test_an_invalid_record_is_refused_with_the_reason(change: dict[str, Any], re
         read_records(document, "a.json")
 
 
+def test_a_record_counts_for_later_sources_that_make_the_same_code_as_far_as_that_was_compared() -> None:
+    measured = replace(qualified(), sources="0" * 64)
+    claim = {"arch": measured.arch, "ptxas": measured.ptxas, "data_type": "float32", "measured": measured.sources}
+    claim |= {"sources": assembler_digest(), "layers": 1500}
+    document = document_of([measured, replace(measured, data_type="float16")])
+    found = read_records(json.dumps({**document, "same_code": [claim]}), "a.json")
+    carried = [each for each in found if each.sources == assembler_digest()]
+    assert carried == [replace(measured, sources=assembler_digest(), layers=1500)]
+    assert assembler_with(*found)[0] == "direct"
+    few = read_records(json.dumps({**document, "same_code": [{**claim, "layers": 999}]}), "a.json")
+    assert assembler_with(*few)[0] != "direct"
+    wrong = document_of([replace(measured, wrong=1)])
+    assert assembler_with(*read_records(json.dumps({**wrong, "same_code": [claim]}), "a.json"))[0] != "direct"
+
+
+@pytest.mark.parametrize("change", [{"layers": "all"}, {"arch": 90}, {"colour": "red"}])
+def test_a_claim_of_the_same_code_that_cannot_be_read_is_refused(change: dict[str, Any]) -> None:
+    claim = {"arch": "sm_90", "ptxas": "1", "data_type": "float32", "measured": "a", "sources": "b", "layers": 1}
+    with pytest.raises(UsageError, match="invalid record, same_code"):
+        read_records(json.dumps({**document_of([]), "same_code": [claim | change]}), "a.json")
+
+
 @pytest.mark.usefixtures("shipped_qualifications")
 def test_a_shipped_record_qualifies_this_assembler_or_is_stale() -> None:
     """Stale records never fail: a changed assembler is qualified anew on a GPU when the change is done."""
     records = files.shipped_records()
-    stale = [record for record in records if record.sources != assembler_digest()]
-    for record in records:
-        made_by, reason = assembler_with(*records, arch=record.arch, ptxas=record.ptxas, data_type=record.data_type)
-        assert made_by == ("direct" if record.passed and record not in stale else "patch")
-        assert ("the assembler has changed" in reason) == (record in stale and record.passed)
+    kinds = {(each.arch, each.ptxas, each.data_type): each.passed for each in records}
+    current = {(each.arch, each.ptxas, each.data_type) for each in records if each.sources == assembler_digest()}
+    stale = kinds.keys() - current
+    for (arch, ptxas, data_type), passed in kinds.items():
+        made_by, reason = assembler_with(*records, arch=arch, ptxas=ptxas, data_type=data_type)
+        is_current = (arch, ptxas, data_type) in current
+        assert made_by == ("direct" if passed and is_current else "patch")
+        assert ("the assembler has changed" in reason) == (passed and not is_current)
     if stale:
         pytest.skip(
             f"qualifications.json is of another assembler: farm qualify -o farm/qualification/{files.SHIPPED} on a GPU"
