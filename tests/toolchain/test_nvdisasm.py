@@ -14,6 +14,7 @@ from codegen.ir.tiling import Part
 from codegen.kernels import stream_count
 from codegen.sass.assemble.assembler import DirectAssembler
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import DESTINATION, IMMEDIATE, OPCODE, SOURCE_A, SOURCE_C
 from codegen.sass.isa.opcodes import (
@@ -108,11 +109,16 @@ def test_the_words_of_a_cubin_are_those_that_nvdisasm_finds(arch: str, tmp_path:
 @pytest.mark.parametrize("data", [*KINDS, *(f"directly: {name}" for name in ASSEMBLED + ASSEMBLED_HALVES + SPLIT)])
 def test_the_registers_of_every_word_are_those_that_nvdisasm_names(data: str, tmp_path: Path) -> None:
     direct = data.removeprefix("directly: ")
-    code = cubin_for(data, "sm_90") if direct == data else directly(direct)
-    texts, _ = disassembled(code, tmp_path)
-    words = CubinFile.read(code).words
+    check_registers(cubin_for(data, "sm_90") if direct == data else directly(direct), tmp_path)
+
+
+def check_registers(code: bytes, folder: Path) -> None:
+    """Asserts that nvdisasm finds the words of a cubin, and the registers of each."""
+    texts, _ = disassembled(code, folder)
+    cubin = CubinFile.read(code)
+    words = cubin.words
     assert len(texts) == len(words)
-    used = operands(words, SM_90)
+    used = operands(words, architecture_of(cubin.capability))
     ours = [a | b for a, b in zip(*(by_word(each, len(words)) for each in (used.reads, used.writes)), strict=True)]
     for text, resources in zip(texts, ours, strict=True):
         theirs = named(text)

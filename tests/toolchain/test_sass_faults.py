@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.architectures.sm_90 import SM_90
+from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.encoding import (
     NO_SCOREBOARD,
     READ_SCOREBOARD,
@@ -55,16 +55,20 @@ def faults(words: Words) -> Iterator[tuple[Field, int, int]]:
 def test_what_is_taken_away_is_refused_unless_every_walk_does_without_it(
     made: Callable[[str], bytes], name: str
 ) -> None:
-    cubin, drawn = CubinFile.read(made(name)), Random(name)
-    targets = cubin.jump_tables // WORD_BYTES
+    check_faults(CubinFile.read(made(name)), Random(name), DRAWN)
+
+
+def check_faults(cubin: CubinFile, drawn: Random, count: int) -> None:
+    """Asserts it of a number of drawn faults, some of them harmless and some not."""
+    targets, architecture = cubin.jump_tables // WORD_BYTES, architecture_of(cubin.capability)
     verdicts: Counter[tuple[bool, bool]] = Counter()
-    for field, place, value in drawn.sample(list(faults(cubin.words)), DRAWN):
+    for field, place, value in drawn.sample(list(faults(cubin.words)), count):
         words = cubin.words
         field.put(words[place : place + 1], value)
-        refused = bool(hazards.check(words, cubin.registers, SM_90, targets))
-        code = Program(words, targets, SM_90)
+        refused = bool(hazards.check(words, cubin.registers, architecture, targets))
+        code = Program(words, targets, architecture)
         found = [each for _ in range(WALKS) for each in Walk(code).run(drawn, STEPS)]
         assert refused or not found, (field, place, value, found[:3])
         verdicts[refused, bool(found)] += 1
-    assert verdicts[True, True] > DRAWN / 10
-    assert verdicts[False, False] > DRAWN / 10
+    assert verdicts[True, True] > count / 10
+    assert verdicts[False, False] > count / 10

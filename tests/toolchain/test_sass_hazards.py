@@ -11,6 +11,7 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.branches import branch_distances, put_branch_distances
 from codegen.sass.isa.encoding import (
@@ -172,18 +173,18 @@ def fields(slots: Iterable[Slot], word: Words, resource: int) -> str:
 
 def dependences(cubin: CubinFile) -> Iterator[Dependence]:
     """All of a cubin that are near."""
-    words = cubin.words
-    code, opcodes = Program(words, cubin.jump_tables // WORD_BYTES, SM_90), OPCODE.get(words)
+    words, architecture = cubin.words, architecture_of(cubin.capability)
+    code, opcodes = Program(words, cubin.jump_tables // WORD_BYTES, architecture), OPCODE.get(words)
     reads = code.used.reads
     writer = code.used.writes.before(reads.resource, reads.word)
     near = (code.segment[writer] == code.segment[reads.word]) & ~code.asynchronous[writer]
-    near &= (writer >= 0) & (code.cycles[reads.word] - code.cycles[writer] <= SM_90.latencies.longest)
+    near &= (writer >= 0) & (code.cycles[reads.word] - code.cycles[writer] <= architecture.latencies.longest)
     for first, second, resource in zip(
         *(each[near].tolist() for each in (writer, reads.word, reads.resource)), strict=True
     ):
         if code.guard[first] != ALWAYS or code.opposite(np.array([first]), np.array([second]))[0]:
             continue
-        written_by, read_by = (OPCODES[int(opcodes[place]) & KIND_MASK] for place in (first, second))
+        written_by, read_by = (architecture.opcodes[int(opcodes[place]) & KIND_MASK] for place in (first, second))
         form = Form(opcodes[second] >> FORM_SHIFT)
         result = fields(slots_written(written_by), words[first : first + 1], resource)
         operand = fields(slots_read(read_by, form), words[second : second + 1], resource)
@@ -204,8 +205,15 @@ def is_refused_one_cycle_sooner(dependence: Dependence) -> bool:
     longest = dependence.writer + int(np.argmax(stalls))
     damaged = changed(dependence.cubin, STALL, longest, int(stalls.max()) - 1)
     reason = f"{dependence.cycles - 1} cycles after word {dependence.writer}, not {dependence.cycles}"
-    refused = hazards.check(damaged, dependence.cubin.registers, SM_90)
+    cubin = dependence.cubin
+    refused = hazards.check(damaged, cubin.registers, architecture_of(cubin.capability))
     return any(each.word == dependence.reader and reason in each.reason for each in refused)
+
+
+def nearest_in_chain(chain: CubinFile, often: int = OFTEN_IN_CHAIN) -> list[Dependence]:
+    """The nearest dependences of a chain whose readers have a fixed latency too."""
+    code = Program(chain.words, np.zeros(0, dtype=np.int64), architecture_of(chain.capability))
+    return [each for each in nearest([chain], often) if not code.asynchronous[each.reader]]
 
 
 @pytest.fixture(scope="module")
@@ -219,8 +227,7 @@ def test_a_chain_of_all_pairs_by_ptxas_is_accepted(chain: CubinFile) -> None:
 
 def test_a_result_one_cycle_sooner_than_ptxas_ever_leaves_it_is_refused(chain: CubinFile) -> None:
     """4 cycles between SHF and IMAD, which ptxas keeps 5 apart, gave wrong results on an H200."""
-    asynchronous = Program(chain.words, np.zeros(0, dtype=np.int64), SM_90).asynchronous
-    in_chain = [each for each in nearest([chain], OFTEN_IN_CHAIN) if not asynchronous[each.reader]]
+    in_chain = nearest_in_chain(chain)
     elsewhere = nearest((CubinFile.read(cubin_for(name, "sm_90")) for name in KINDS), OFTEN)
     accepted = [each for each in in_chain + elsewhere if not is_refused_one_cycle_sooner(each)]
     assert [(each.kind, each.cycles) for each in accepted] == []

@@ -21,7 +21,7 @@ from codegen.sass.assemble.weight_code import ChunkWeights, WeightCode
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.architectures import architecture_named
 from codegen.sass.qualification import unsupported_reason
-from codegen.sass.skeleton.marker_ptx import DEMANDS, LAST_DEMAND, RESERVED_DEMANDS, MarkerPtx
+from codegen.sass.skeleton.marker_ptx import DEMANDS, LAST_DEMAND, PAIRED_DEMAND, RESERVED_DEMANDS, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.sass.verify.hazards import check_cubin
 from codegen.toolchain.ptxas import Cubin, assemble
@@ -51,14 +51,15 @@ def make_skeleton(
     others: list[Cubin] = []
     refusal = MachineCodeError("the skeleton spills too many registers to local memory")
     tried: set[str] = set()
-    for demand in (*DEMANDS, LAST_DEMAND, *RESERVED_DEMANDS):
-        if (overlapped and not demand.overlaps) or (others and demand in (LAST_DEMAND, RESERVED_DEMANDS[0])):
+    for demand in (*DEMANDS, LAST_DEMAND, *RESERVED_DEMANDS, PAIRED_DEMAND):
+        in_need = demand in (LAST_DEMAND, RESERVED_DEMANDS[0], PAIRED_DEMAND)
+        if (overlapped and not demand.overlaps) or (others and in_need):
             break
         try:
             marker_ptx = MarkerPtx.of(template, architecture, demand)
         except MachineCodeError:
             if demand.reserved:
-                break
+                continue
             raise
         if marker_ptx.ptx in tried:
             continue

@@ -39,7 +39,7 @@ from codegen.sass.skeleton.register_copies import held_in_place
 
 POINTERS = 0x600000
 MARKED_TOGETHER = 4
-"""Pointers into shared memory that a marker has as its data; the first pointer of all is its address."""
+"""Most pointers into shared memory that a marker has as its data; the first pointer of all is its address."""
 MOST_POINTERS = 1 + 2 * MARKED_TOGETHER
 REACH = 0x40000
 """Largest distance of an address from its marker's: larger than shared memory."""
@@ -74,8 +74,9 @@ class Demand:
     chunks overlaps. Float32 without gates only: other layers have copies that pass through registers."""
     reserved: bool = False
     """Whether the accumulators have registers beyond those of ptxas, which gets that many fewer (`.maxnreg`). Its
-    epilogue loads each accumulator before its first use; a move replaces the load. The last resort where registers are
-    short."""
+    epilogue loads each accumulator before its first use; a move replaces the load. For where registers are short."""
+    pairs_pointers: bool = False
+    """Whether a marker has two pointers as its data, not four, which need four consecutive registers."""
 
 
 _IN_TURN = (Demand(), Demand(holds_accumulators=True), Demand(1, holds_accumulators=True))
@@ -85,6 +86,8 @@ LAST_DEMAND = Demand(crowded=False)
 """Tried where each of these fails."""
 RESERVED_DEMANDS = (Demand(reserved=True), Demand(1, reserved=True), Demand(2, reserved=True))
 """Tried last, again until ptxas moves nothing to local memory."""
+PAIRED_DEMAND = Demand(crowded=False, pairs_pointers=True)
+"""The last resort: with several markers of four pointers, ptxas may move pointers into the registers of others."""
 _RESIDENT = re.compile(r"^\.minnctapersm (\d+)$", re.MULTILINE)
 _THREADS = re.compile(r"^\.maxntid (\d+), 1, 1$", re.MULTILINE)
 _REGISTERS, _MOST_REGISTERS = 2**16, 255
@@ -300,7 +303,7 @@ def _adds_packed(turn: Lines, line: int) -> bool:
 
 def _markers(pointers: list[str], accumulators: Accumulators, demand: Demand) -> Iterator[str]:
     """The markers of a chunk without those of the ring."""
-    yield from _pointer_markers(pointers)
+    yield from _pointer_markers(pointers, 2 if demand.pairs_pointers else MARKED_TOGETHER)
     if demand.holds_accumulators:
         yield from (_store(each, f"{pointers[0]}+{HELD_ACCUMULATORS}") for each in accumulators.pinned)
 
@@ -309,10 +312,10 @@ def _store(register: str, address: str) -> str:
     return f"st.volatile.shared.b32 [{address}],{register};"
 
 
-def _pointer_markers(pointers: list[str]) -> Iterator[str]:
+def _pointer_markers(pointers: list[str], together: int) -> Iterator[str]:
     address, *all_others = pointers
-    for first in range(0, max(1, len(all_others)), MARKED_TOGETHER):
-        others = all_others[first : first + MARKED_TOGETHER]
+    for first in range(0, max(1, len(all_others)), together):
+        others = all_others[first : first + together]
         data = (others + others)[: next(count for count in (1, 2, 4) if count >= len(others))] or ["0"]
         vector, names = (f".v{len(data)}", f"{{{','.join(data)}}}") if len(data) > 1 else ("", data[0])
         yield f"st.volatile.shared{vector}.u32 [{address}+{POINTERS}],{names};"

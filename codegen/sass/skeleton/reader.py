@@ -291,9 +291,9 @@ class _Pointers:
 
     @staticmethod
     def of(words: Words, places: _Places, template: MarkerPtx, body: slice, architecture: Architecture) -> _Pointers:
-        together = marker_ptx.MARKED_TOGETHER
-        per_chunk = len(range(1, template.pointers, together)) or 1
         found = places.several(places.all_stores, marker_ptx.POINTERS, body)
+        together = int(encoding.REGISTERS_OF_SIZE[encoding.SIZE.get(words)[found]].max(initial=1))
+        per_chunk = len(range(1, template.pointers, together)) or 1
         if len(found) != per_chunk * template.chunks:
             raise MachineCodeError(f"{len(found)} markers of pointers for {template.chunks} chunks")
         markers = found.reshape(template.chunks, per_chunk)
