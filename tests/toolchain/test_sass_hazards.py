@@ -41,6 +41,7 @@ from codegen.sass.isa.opcodes import (
     HFMA2_IMMEDIATE,
     KIND_MASK,
     LAST,
+    LDGSTS,
     LDS,
     OPCODES,
     PREDICATES,
@@ -341,6 +342,9 @@ def test_a_wait_for_what_nobody_sets_is_refused(cubin: CubinFile) -> None:
 def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
     with pytest.raises(MachineCodeError, match="opcode 0xabc"):
         hazards.check(changed(cubin, OPCODE, 5, 0xABC), cubin.registers, SM_90)
+    copy = int(np.flatnonzero(OPCODE.get(cubin.words) == LDGSTS)[0])
+    with pytest.raises(MachineCodeError, match=f"word {copy} has the unknown opcode 0xdae"):
+        hazards.check(changed(cubin, OPCODE, copy, LDGSTS & 0x1FF | 6 << FORM_SHIFT), cubin.registers, SM_90)
     with pytest.raises(MachineCodeError, match="sm_110"):
         hazards.check_cubin(CubinFile.read(cubin_for(PLAIN, "sm_110")))
 

@@ -63,4 +63,5 @@ class Architecture:
         """The facts of an opcode of twelve bits; None if it is unknown."""
         if number in self.special_opcodes:
             return self.special_opcodes[number]
-        return self.opcodes.get(number & KIND_MASK) if number >> FORM_SHIFT else None
+        form, known = number >> FORM_SHIFT, self.opcodes.get(number & KIND_MASK)
+        return known if known and form and (not known.forms or form in known.forms) else None

@@ -159,6 +159,8 @@ class Opcode:
     """No reader has a result of a fixed latency before this many cycles, even if its unit's are fewer."""
     quick_uniform: bool = False
     """A uniform result that is there after MOVED_UNIFORM_CYCLES."""
+    forms: tuple[int, ...] = ()
+    """Upper three bits of its opcode that are understood; empty: all."""
     understood: tuple[Bits, ...] | None = None
     """Bits whose meaning the emulator knows, besides operands, guard and scheduling. None: it does not execute it."""
     fixed: tuple[int, ...] = (0,)
@@ -384,6 +386,7 @@ _ROWS: Final = (
         *(0x1AE, "LDGSTS", "global", 0, 2),
         reads=_INPUT,
         more_reads=(_TARGET_ADDRESS, _STORE_DESCRIPTOR),
+        forms=(7,),  # with a uniform register in the address ptxas 13.0 writes 6, and nvdisasm reads other registers
         understood=((16, 8), (32, 32), (64, 6), _SIZE, _DESCRIPTOR),
         fixed=(0x12104 << 68, 0x10104 << 68),
     ),
