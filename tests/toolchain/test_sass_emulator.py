@@ -101,7 +101,7 @@ def computed_by_ptx(name: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize(
     ("arch", "name"),
-    [*product(["sm_90"], KINDS), *product(["sm_80", "sm_86", "sm_89"], OF_EACH_ARCHITECTURE)],
+    [*product(["sm_90"], KINDS), *product(["sm_80", "sm_86", "sm_89", "sm_100"], OF_EACH_ARCHITECTURE)],
 )
 def test_machine_code_computes_bit_for_bit_what_its_ptx_does(arch: str, name: str) -> None:
     np.testing.assert_array_equal(bits(computed(name, CubinFile.read(cubin_for(name, arch)))), computed_by_ptx(name))

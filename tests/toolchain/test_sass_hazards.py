@@ -11,7 +11,8 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.architectures import architecture_of
+from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architectures import ARCHITECTURES, architecture_of
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.branches import branch_distances, put_branch_distances
 from codegen.sass.isa.encoding import (
@@ -43,7 +44,6 @@ from codegen.sass.isa.opcodes import (
     LAST,
     LDGSTS,
     LDS,
-    OPCODES,
     PREDICATES,
     Form,
     Slot,
@@ -248,8 +248,9 @@ def test_the_upper_half_of_a_product_is_a_multiplicand_after_6_cycles_by_either_
     assert all(is_refused_one_cycle_sooner(each) for each in chosen)
 
 
-def test_every_result_of_a_fixed_latency_has_a_published_class() -> None:
-    fixed = [each for each in OPCODES.values() if not each.asynchronous and (each.result or each.writes)]
+@pytest.mark.parametrize("architecture", ARCHITECTURES.values(), ids=lambda each: each.name)
+def test_every_result_of_a_fixed_latency_has_a_published_class(architecture: Architecture) -> None:
+    fixed = [each for each in architecture.opcodes.values() if not each.asynchronous and (each.result or each.writes)]
     unknown = published_latencies.RESULTS.index("decoupled")
     assert [each.name for each in fixed if published_latencies.result_index(each) == unknown] == []
 

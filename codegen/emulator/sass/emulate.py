@@ -31,7 +31,7 @@ from codegen.sass.isa.architecture import ConstantPlaces
 from codegen.sass.isa.architectures import ARCHITECTURES
 from codegen.sass.isa.branches import branch_distances
 from codegen.sass.isa.encoding import OPCODE, WORD_BYTES
-from codegen.sass.isa.opcodes import BAR, BRA, BRX, EXIT, UCGABAR_WAIT
+from codegen.sass.isa.opcodes import BAR, BRA, BRA_UNIFORM, BRX, EXIT, UCGABAR_WAIT, UNIFORM_BRANCH
 
 WORD_LIMIT: Final = 5_000_000
 """Words of one run, each over all its lanes, after which a loop counts as endless."""
@@ -39,7 +39,8 @@ WORD_LIMIT: Final = 5_000_000
 _MEMORY_BYTES: Final = 1 << 30
 _DONE: Final = 2**31 - 1
 _WAITING: Final = 2**31 - 2
-_CONTROL: Final = (BRA, EXIT, BAR, BRX, UCGABAR_WAIT)
+_BRANCHES: Final = (BRA, BRA_UNIFORM)
+_CONTROL: Final = (*_BRANCHES, EXIT, BAR, BRX, UCGABAR_WAIT)
 _PARAMETERS_AT, _PARAMETER, _FRAME_SIZE = 0x0A, 0x17, 0x11
 """Numbers of attributes of a cubin."""
 _RUNS: Final[dict[str, Run]] = {**INTEGERS, **FLOATS, **MEMORY_OPS}
@@ -138,7 +139,7 @@ class _Run:
         self._opcodes = OPCODE.get(words).tolist()
         self._distances = branch_distances(words, state.architecture.branch_pieces).tolist()
         controls = np.flatnonzero(np.isin(OPCODE.get(words), _CONTROL))
-        targets = [i + 1 + self._distances[i] // WORD_BYTES for i in controls.tolist() if self._opcodes[i] == BRA]
+        targets = [i + 1 + self._distances[i] // WORD_BYTES for i in controls.tolist() if self._opcodes[i] in _BRANCHES]
         self._ends = sorted({*(controls + 1).tolist(), *(t for t in targets if 0 < t < len(words)), len(words)})
         """Ends of the basic blocks: after a control word, or before a branch target."""
         self._next: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
@@ -192,7 +193,13 @@ class _Run:
         """Runs a branch, barrier or exit for the lanes whose guard holds."""
         upcoming = self._next[first:beyond]
         match self._opcodes[number]:
-            case opcode if opcode == BRA:
+            case opcode if opcode in _BRANCHES:
+                word = self._words[number]
+                if bool(word.field(UNIFORM_BRANCH.first)) != (opcode == BRA_UNIFORM):
+                    raise UnsupportedError("this condition of a branch")
+                if opcode == BRA_UNIFORM:
+                    window = self._state.window(first, beyond)
+                    lanes = lanes & window.predicate(word.field(24, 3), negated=bool(word.field(27)), uniform=True)
                 np.copyto(upcoming, np.int32(number + 1 + self._distances[number] // WORD_BYTES), where=lanes)
             case opcode if opcode == EXIT:
                 np.copyto(upcoming, np.int32(_DONE), where=lanes)

@@ -60,6 +60,14 @@ def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
     state.put(word, value.astype(np.float32), mask)
 
 
+def _least_or_greatest_of_three(state: State, word: Instruction, mask: Mask) -> None:
+    suffix = ".NaN" if word.field(81) else ""
+    a, b = _float(word.a(state), word.a_sign()), _float(word.b(state), word.b_sign())
+    c, least = _float(word.c(state), word.c_sign()), word.input_predicate(state)
+    low, high = _computed("f32", f"min{suffix}"), _computed("f32", f"max{suffix}")
+    state.put(word, np.where(least, low(low(a, b), c), high(high(a, b), c)).astype(np.float32), mask)
+
+
 def _compare_floats(state: State, word: Instruction, mask: Mask) -> None:
     name = _FLOAT_COMPARISONS.get(word.field(76, 4))
     known = None if name is None else comparison(name, None, "f32")
@@ -154,6 +162,7 @@ def _function(state: State, word: Instruction, mask: Mask) -> None:
 FLOATS: Final[dict[str, Run]] = {
     "FSEL": _select_float,
     "FMNMX": _least_or_greatest,
+    "FMNMX3": _least_or_greatest_of_three,
     "FSETP": _compare_floats,
     "FMUL": _multiply_floats,
     "FADD": _add_floats,

@@ -233,16 +233,17 @@ def _add_two(state: State, word: Instruction, mask: Mask) -> None:
 
 
 def _add_and_bound(state: State, word: Instruction, mask: Mask) -> None:
-    """VIADDMNMX: the signed minimum, or if the predicate is false the maximum, of a + b and c."""
-    total = (word.a(state) + word.b(state)).view(np.int32)
-    bound = word.c(state).view(np.int32)
+    """VIADDMNMX: the minimum of a + b and c, or the maximum if the predicate is false."""
+    dtype = np.int32 if word.field(72) else np.uint32
+    total = (word.a(state) + word.b(state)).view(dtype)
+    bound = word.c(state).view(dtype)
     value = np.where(word.input_predicate(state), np.minimum(total, bound), np.maximum(total, bound))
     state.put(word, value, mask)
 
 
 def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
-    """VIMNMX, IMNMX: the minimum of a and b, or the maximum if the predicate is false; VIMNMX is always signed."""
-    dtype = np.int32 if word.field(73) or word.kind.name == "VIMNMX" else np.uint32
+    """VIMNMX, IMNMX: the minimum of a and b, or the maximum if the predicate is false."""
+    dtype = np.int32 if word.field(72 if word.kind.name == "VIMNMX" else 73) else np.uint32
     a, b = word.a(state).view(dtype), np.asarray(word.b(state)).view(dtype)
     state.put(word, np.where(word.input_predicate(state), np.minimum(a, b), np.maximum(a, b)), mask)
 

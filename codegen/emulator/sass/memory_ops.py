@@ -36,7 +36,7 @@ def _access_size(word: Instruction) -> tuple[np.dtype[np.generic], int]:
 
 def _global_addresses(state: State, word: Instruction, lanes: NDArray[np.intp], offset: int) -> Lanes:
     number = word.field(24, 8)
-    if not word.field(70 if word.kind.name == "LDGSTS" else 72) or number == 255:
+    if not word.field(word.architecture.copies.address if word.kind.name == "LDGSTS" else 72) or number == 255:
         raise UnsupportedError("a global access without a 64-bit address")
     low, high = state.read(number)[lanes], state.read(number + 1)[lanes]
     return (high.astype(np.uint64) << np.uint64(32) | low) + np.uint64(offset & (1 << 64) - 1)
@@ -133,10 +133,9 @@ def _store_shared(state: State, word: Instruction, mask: Mask) -> None:
 
 def _copy(state: State, word: Instruction, mask: Mask) -> None:
     """LDGSTS: copies from global to shared memory; zeros where its predicate is false."""
-    lanes, (dtype, count) = _chosen(state, mask), _access_size(word)
-    size = dtype.itemsize * count
-    if size < 4:
-        raise UnsupportedError("a copy of less than 4 bytes")
+    lanes, size = _chosen(state, mask), 4 << word.field(word.architecture.copies.size, 2)
+    if size > 16:
+        raise UnsupportedError("a copy of more than 16 bytes")
     target = state.read(word.to)[lanes] + np.uint32(word.signed(44, 20) & 0xFFFFFFFF)
     wanted = np.where(word.input_predicate(state)[lanes], np.uint32(size), np.uint32(0))
     source = _global_addresses(state, word, lanes, word.signed(32, 12))
@@ -191,7 +190,8 @@ def _constant(state: State, word: Instruction, mask: Mask) -> None:
     if not uniform and word.field(24, 8) != 255:
         raise UnsupportedError("an indexed load of a constant")
     size = dtype.itemsize * count
-    data = np.frombuffer(state.constant(word.field(54, 5), word.field(38, 16), size), dtype=dtype)
+    offset = word.field(37, 17) if word.kind.name == "LDCU" else word.field(38, 16)
+    data = np.frombuffer(state.constant(word.field(54, 5), offset, size), dtype=dtype)
     for i in range(count):
         value = np.full(state.lanes, data[i].astype(np.int64).astype(np.uint32), dtype=np.uint32)
         state.write(word.field(16, 6 if uniform else 8) + i, value, mask, uniform=uniform)
@@ -221,6 +221,7 @@ def _nothing(_: State, __: Instruction, ___: Mask) -> None:
 
 MEMORY_OPS: Final[dict[str, Run]] = {
     "ULDC": _constant,
+    "LDCU": _constant,
     "NOP": _nothing,
     "DEPBAR": _wait_for_groups,
     "BSYNC": _nothing,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.sass.isa.latencies import Latencies
@@ -21,6 +21,16 @@ class ConstantPlaces:
     """Of global memory."""
 
 
+@dataclass(frozen=True)
+class CopyBits:
+    """Bits of LDGSTS."""
+
+    address: int = 70
+    """Set where the address has 64 bits."""
+    size: int = 73
+    """The first of two bits, how often 4 bytes are doubled."""
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """Facts about the words of an architecture, for whoever writes, checks or emulates them."""
@@ -30,8 +40,6 @@ class Architecture:
     opcodes: Mapping[int, Opcode]
     """By the lower nine bits of the opcode."""
     latencies: Latencies
-    special_opcodes: Mapping[int, Opcode] = field(default_factory=dict)
-    """By all twelve bits, instructions whose upper three bits are not a form."""
     intervals: tuple[tuple[frozenset[str], int], ...] = ()
     """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
     matrix_halves: bool = True
@@ -41,12 +49,11 @@ class Architecture:
     branch_pieces: int = 2
     """Pieces of a word that hold the distance of a BRA."""
     constants: ConstantPlaces = ConstantPlaces()
+    copies: CopyBits = CopyBits()
     shared_base: int = 1024
     """Address of the first byte of a block's own shared memory."""
     shared_kib: int = 228
     """Shared memory of a multiprocessor."""
-    second_form: bool = False
-    """Whether cubins hold the code a second time, in `.nv.capmerc`."""
 
     @property
     def name(self) -> str:
@@ -61,7 +68,5 @@ class Architecture:
 
     def opcode(self, number: int) -> Opcode | None:
         """The facts of an opcode of twelve bits; None if it is unknown."""
-        if number in self.special_opcodes:
-            return self.special_opcodes[number]
         form, known = number >> FORM_SHIFT, self.opcodes.get(number & KIND_MASK)
         return known if known and form and (not known.forms or form in known.forms) else None

@@ -9,6 +9,9 @@ from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import OPCODE, Field, Words
 from codegen.sass.isa.opcodes import BSSY
 
+_MEETING = Field(34, 30)
+"""BSSY: the distance to where its lanes meet."""
+
 
 def branch_distances(words: Words, pieces: int) -> NDArray[np.int64]:
     """The distance of each BRA [instructions], in bytes from the next word, negative if backwards.
@@ -37,17 +40,19 @@ def put_branch_distances(words: Words, distances: ArrayLike, pieces: int) -> Non
 
 def jump_distances(words: Words, architecture: Architecture) -> NDArray[np.int64]:
     """The distance of each BRA or BSSY [instructions], in bytes from the next word; BSSY stores it in one piece."""
-    one_piece = OPCODE.get(words) == BSSY
-    return np.where(one_piece, branch_distances(words, 1), branch_distances(words, architecture.branch_pieces))
+    distance = _signed(_MEETING.get(words), _MEETING.bits) * 4
+    return np.where(OPCODE.get(words) == BSSY, distance, branch_distances(words, architecture.branch_pieces))
 
 
 def put_jump_distances(words: Words, distances: NDArray[np.int64], architecture: Architecture) -> None:
     """Writes the distance of each BRA or BSSY, in bytes from the next word."""
-    one_piece = OPCODE.get(words) == BSSY
-    for which, form in ((one_piece, 1), (~one_piece, architecture.branch_pieces)):
-        chosen = words[which]
-        put_branch_distances(chosen, distances[which], form)
-        words[which] = chosen
+    meets = OPCODE.get(words) == BSSY
+    chosen = words[meets]
+    _MEETING.put(chosen, distances[meets] // 4 & (1 << _MEETING.bits) - 1)
+    words[meets] = chosen
+    chosen = words[~meets]
+    put_branch_distances(chosen, distances[~meets], architecture.branch_pieces)
+    words[~meets] = chosen
 
 
 def _signed(values: NDArray[np.int64], bits: int) -> NDArray[np.int64]:

@@ -59,6 +59,8 @@ UNIFORM_COMPARE = Field(67, 1)
 """PLOP3: its third predicate is uniform."""
 PREDICATE_MASK = Field(32, 7)
 """P2R: the predicates that it copies."""
+UNIFORM_BRANCH = Field(32, 1)
+"""BRA: it goes only if a uniform predicate holds."""
 WHOLE_64 = Field(80, 1)
 """CS2R: the result has 64 bits."""
 
@@ -306,6 +308,7 @@ _ROWS: Final = (
     Opcode(*(0x27, "IMAD.HI", "high", 1, 1, 1, 2), writes=_ONE, reads=_INPUT, understood=_WIDE, fixed=(_TRUE << 81,)),
     Opcode(0x30, "HADD2", "half", 1, 1, 1, understood=(_NEGATED_A, _HALVES_B, _NEGATED_B, (78, 1))),
     Opcode(0x31, "HFMA2", "half", 1, 1, 1, 1, understood=_HFMA2),
+    Opcode(0x32, "HMUL2", "half", 1, 1, 1, understood=()),
     Opcode(0x35, "HFMA2.MMA", "matrix", 1, 1, 1, 1, understood=_HFMA2),
     Opcode(0x36, "VIADD", "integer", 1, 1, 1, understood=(_NEGATED_A, _NEGATED_B)),
     Opcode(0x3E, "F2FP", "alu", 1, 1, 1, understood=(_SIGN_A, _SIGN_B, (76, 1)), fixed=(0xFF << 64,)),
@@ -387,8 +390,8 @@ _ROWS: Final = (
         reads=_INPUT,
         more_reads=(_TARGET_ADDRESS, _STORE_DESCRIPTOR),
         forms=(7,),  # with a uniform register in the address ptxas 13.0 writes 6, and nvdisasm reads other registers
-        understood=((16, 8), (32, 32), (64, 6), _SIZE, _DESCRIPTOR),
-        fixed=(0x12104 << 68, 0x10104 << 68),
+        understood=((16, 8), (32, 32), (64, 6), (73, 2), _DESCRIPTOR, (70, 1)),
+        fixed=(0x12180 << 68, 0x10180 << 68),
     ),
     Opcode(0x1AF, "LDGDEPBAR", "global", understood=()),
     Opcode(0x1C3, "S2UR", "other", 1, uniform=True, queue=3, understood=(_SPECIAL_REGISTER,)),
@@ -416,6 +419,8 @@ def _opcode(name: str, upper: int) -> int:
 
 
 BRA: Final = _opcode("BRA", 4)
+BRA_UNIFORM: Final = _opcode("BRA", 2)
+"""BRA.U: goes if a uniform predicate holds."""
 BREAK: Final = _opcode("BREAK", 4)
 BRX: Final = _opcode("BRX", 4)
 BSSY: Final = _opcode("BSSY", 4)

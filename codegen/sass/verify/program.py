@@ -29,7 +29,7 @@ from codegen.sass.isa.encoding import (
     Words,
 )
 from codegen.sass.isa.latencies import result_index, slot_index
-from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS
+from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_BRANCH, UNIFORM_PREDICATES, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Accesses, operands
 
 Places = NDArray[np.int64]
@@ -69,6 +69,7 @@ class Program:
         self.queues = used.per_word(lambda opcode: opcode.queue)
         """Results of one queue arrive in order; 0: no queue."""
         unguarded = (self.guard == ALWAYS) & (_INPUT_PREDICATE.get(words) == ALWAYS)
+        unguarded &= UNIFORM_BRANCH.get(words) == 0
         self.ends = used.named("BRX") | used.named("EXIT", "BRA") & unguarded
         """Words after which the next word never runs."""
         self.segment = np.cumsum(self.ends) - self.ends

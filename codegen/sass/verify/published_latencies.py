@@ -28,12 +28,12 @@ OPERANDS: Final = (
 
 _ALU: Final = (
     *("MOV", "P2R", "SEL", "FSEL", "FMNMX", "FSETP", "ISETP", "IADD3", "LEA", "LOP3", "PRMT", "SHF", "PLOP3", "F2FP"),
-    *("VIADDMNMX", "VIMNMX"),
+    *("VIADDMNMX", "VIMNMX", "IMNMX", "FMNMX3"),
 )
 _CLASS_OF: Final = (
     dict.fromkeys(_ALU, "alu")
     | dict.fromkeys(("FMUL", "FADD", "FFMA", "IMAD", "VIADD"), "fma")
-    | {"HADD2": "fp16", "HFMA2": "fp16", "HFMA2.MMA": "hfma2_mma"}
+    | {"HADD2": "fp16", "HMUL2": "fp16", "HFMA2": "fp16", "HFMA2.MMA": "hfma2_mma"}
     | dict.fromkeys(("UISETP", "UIADD3", "ULEA", "ULOP3", "USHF", "UIMAD", "UIMAD.WIDE"), "udp")
     | {"UMOV": "umov", "ULDC": "umov"}
 )
@@ -71,7 +71,8 @@ _PREDICATE_READ: Final = {
     "multiplicand": {"alu": 5, "fma": 4, "upper": 4},
 }
 """By operand and result: a predicate."""
-_UNIFORM_PREDICATE_READ: Final = {"alu": 6, "fma": 6, "multiplicand": 6, "udp": 4}
+_UNIFORM_PREDICATE_READ: Final = {"alu": 6, "fma": 6, "multiplicand": 6, "udp": 4, "decoupled": 9}
+"""By operand: a uniform predicate. decoupled: the condition of BRA.U, not published, which ptxas leaves."""
 _LONGEST: Final = (0, 13, 0, 11)
 """By kind of resource: a predicate as a guard, or as an operand that the tables do not name."""
 

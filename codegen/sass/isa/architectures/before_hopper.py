@@ -21,7 +21,7 @@ _SCALE: Final = (78, 2)
 """Shared access: the register of its address is multiplied by 4, 8 or 16, [R.X4]."""
 
 
-_COPY_HINTS: Final = (0x12104 << 68, 0x10104 << 68, 0x200012104 << 68, 0x200010104 << 68)
+_COPY_HINTS: Final = (0x12180 << 68, 0x10180 << 68, 0x200012180 << 68, 0x200010180 << 68)
 
 
 def _scaled(row: Opcode) -> Opcode:
@@ -40,7 +40,6 @@ OPCODES: Final = opcodes_with(
     _scaled(COMMON[0x188]),
     replace(COMMON[0x1AE], fixed=_COPY_HINTS),
     replace(COMMON[0x148], understood=(), fixed=(0, 0xFFFFFFFF << 32)),
-    Opcode(0x32, "HMUL2", "half", 1, 1, 1, understood=()),
     replace(COMMON[0x05], least_cycles=8),
     without=("VIADD", "VIADDMNMX", "VIMNMX", "UCGABAR", "LD"),
 )

@@ -1,0 +1,16 @@
+"""Blackwell: B200, GB200."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architectures.blackwell import CONSTANTS, COPIES, LATENCIES, OPCODES
+
+SM_100: Final = Architecture(
+    capability=100,
+    opcodes=OPCODES,
+    latencies=LATENCIES,
+    constants=CONSTANTS,
+    copies=COPIES,
+)
