@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -309,24 +309,27 @@ def record_swapped(play: Round) -> None:
     swapped = _swap_records(play)
     play.finish()
     play.check_success()
-    _swap_records(play)
+    _swap_records(play, besides=swapped)
     play.again(retry=False)
     play.check_success()
     told = [event.text for job in play.jobs()[-3:] for event in play.farm.logs(job.id)]
     assert any("has no valid signature and was rebuilt" in text for text in told), told
-    play.said = f"the records of two cubins were swapped {'while others were built and ' * swapped}at the end"
+    play.said = f"the records of two cubins were swapped {'while others were built and ' * bool(swapped)}at the end"
 
 
-def _swap_records(play: Round) -> bool:
-    """Exchange the records of two cubins that differ, if there are two yet."""
+def _swap_records(play: Round, besides: Collection[Path] = ()) -> list[Path]:
+    """Exchange the records of two cubins that differ, and return them; none if there are not two yet.
+
+    `besides`: records that are left as they are, since a second exchange would undo the first.
+    """
     records = sorted((play.folder / "store" / "v1" / "ac" / "cubin").glob("*/*.json"))
-    if len(records) < 2:
-        return False
-    one, other = play.random.sample(records, 2)
+    if len(left := [record for record in records if record not in besides]) < 2:
+        return []
+    one, other = play.random.sample(left, 2)
     texts = one.read_bytes(), other.read_bytes()
     other.write_bytes(texts[0])
     one.write_bytes(texts[1])
-    return True
+    return [one, other]
 
 
 def _blob_hurt(play: Round, hurt: object) -> None:
