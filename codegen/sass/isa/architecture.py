@@ -42,6 +42,9 @@ class Architecture:
     latencies: Latencies
     intervals: tuple[tuple[frozenset[str], int], ...] = ()
     """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
+    kept_intervals: tuple[tuple[frozenset[str], int], ...] = ()
+    """The same where ptxas nearly always, but not always keeps the distance: the assembler does, the checker accepts
+    less."""
     matrix_halves: bool = True
     """Whether the tensor cores' unit has packed float16 multiply-adds, HFMA2.MMA."""
     scaled_addresses: bool = False
@@ -61,9 +64,10 @@ class Architecture:
 
     @cached_property
     def interval_kinds(self) -> list[tuple[list[int], int]]:
-        """`intervals`, by the lower nine bits of the opcode."""
+        """All that the assembler keeps, by the lower nine bits of the opcode."""
         return [
-            ([each.number for each in self.opcodes.values() if each.name in names], n) for names, n in self.intervals
+            ([each.number for each in self.opcodes.values() if each.name in names], n)
+            for names, n in self.intervals + self.kept_intervals
         ]
 
     def opcode(self, number: int) -> Opcode | None:
