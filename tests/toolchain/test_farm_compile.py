@@ -270,10 +270,11 @@ def test_the_log_tells_of_templates_cubins_and_the_end(compiled: tuple[Farm, Job
     assert farm.logs(job.id, farm.logs(job.id)[-2].id)[0].text == "succeeded"
 
 
-def test_only_layers_too_dense_to_gain_are_warned_of(farm: Farm) -> None:
-    net = checkpoint(layer("sparse"), layer("dense", sparsity=0.3))
-    [warning] = farm.submit([net], OPTIONS).warnings
-    assert "dense (30%)" in warning
+def test_only_layers_without_weights_are_warned_of(farm: Farm) -> None:
+    empty = layer("empty", sparsity=1.0)
+    [warning] = farm.submit([checkpoint(layer("sparse"), empty)], OPTIONS).warnings
+    assert "only zeros" in warning
+    assert "empty" in warning
     assert "sparse" not in warning
 
 

@@ -130,7 +130,7 @@ def test_a_layer_of_a_job_is_one_cubin_that_computes_what_it_should_and_loads_fr
     assert [each.verification.message for each in found] == [""] * len(found)
     assert {(each.layer, each.archs, each.where) for each in found} == {
         ("fc", ("sm_80", "sm_90"), "emulator"),
-        ("small", ("sm_80",), "emulator"),
+        ("small", ("sm_80",), "machine code"),
         ("small", ("sm_90",), "machine code"),
     }
     farm.fetch(job.id, tmp_path / "out", ptx=True)

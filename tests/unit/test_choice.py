@@ -200,7 +200,7 @@ def test_a_few_weights_more_or_less_share_a_template(name: str) -> None:
 @pytest.mark.parametrize("name", ["alexnet-conv2", "1x1", "linear"])
 def test_near_batches_share_a_template(name: str) -> None:
     spec = EVERY_KIND[name]
-    assert len({choose_tiling(spec, batch, spread(spec, 0.1)) for batch in (48, 64, 100)}) == 1
+    assert len({choose_tiling(spec, batch, spread(spec, 0.1)) for batch in (48, 64, 90)}) == 1
 
 
 def test_maps_of_one_size_and_other_shapes_share_the_tiling_of_a_1x1_layer() -> None:

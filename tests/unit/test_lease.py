@@ -91,14 +91,14 @@ def test_a_coordinator_whose_lease_is_lost_gives_its_jobs_back_and_says_why(farm
 def test_a_job_that_another_coordinator_runs_is_waited_for(farm: Farmyard) -> None:
     [job_id] = farm.submit("a")
     told: list[str] = []
+    other = threading.Timer(0.2, lambda: farm.ledger.finish(job_id, Status.FAILED, "theirs"))
 
     class Watch(Progress):
         def elsewhere(self, job: Job) -> None:
             told.append(job.id)
+            other.start()
 
     assert farm.ledger.claim(job_id, "somebody else", lease_seconds=30)
-    other = threading.Timer(0.7, lambda: farm.ledger.finish(job_id, Status.FAILED, "theirs"))
-    other.start()
     executor = PlayedExecutor(farm.store)
     [job] = farm.coordinator(executor, Watch()).run([job_id])
     other.join()
