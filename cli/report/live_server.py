@@ -86,7 +86,7 @@ class LiveServer(HttpServer):
 
 
 class _Pages:
-    """What all connections share."""
+    """State that all connections share."""
 
     def __init__(self, farm: Farm, price: Price | None, token: str | None, host: str) -> None:
         self.stopping = threading.Event()

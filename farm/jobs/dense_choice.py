@@ -13,7 +13,7 @@ from codegen.selection.dense_cost import DensePrecision, predict_dense_microseco
 from farm.jobs.model import BuildOptions, TilingChoice
 
 MARGIN = 1.25
-"""How much slower a compiled layer must be, by prediction, to be left dense: predictions of both are off by this."""
+"""Ratio of predicted times from which a layer is left dense: predictions of both are off by this."""
 KIND = "left dense"
 """Of skipped layers."""
 

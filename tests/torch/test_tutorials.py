@@ -1,4 +1,4 @@
-"""What README.md and farm/torch/README.md show works as it stands there."""
+"""The examples in README.md and farm/torch/README.md work as they stand there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What distinguishes the machine code of one architecture from that of another."""
+"""Facts that distinguish the machine code of one architecture from that of another."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class Architecture:
     intervals: tuple[tuple[frozenset[str], int], ...] = ()
     """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
     kept_intervals: tuple[tuple[frozenset[str], int], ...] = ()
-    """The same where ptxas nearly always, but not always keeps the distance: the assembler does, the checker accepts
-    less."""
+    """Intervals that ptxas nearly always keeps, but not always: the assembler keeps them, the checker accepts less."""
     matrix_halves: bool = True
     """Whether the tensor cores' unit has packed float16 multiply-adds, HFMA2.MMA."""
     scaled_addresses: bool = False

@@ -76,7 +76,7 @@ def errors(points: list[Point], of: DenseCoefficients | None = None) -> list[flo
 
 
 def loss(found: list[float]) -> float:
-    """What a fit makes small."""
+    """Objective of the fit."""
     far = statistics.fmean(each * each for each in found) ** 0.5
     return statistics.fmean(map(abs, found)) + FAR_WEIGHT * far
 

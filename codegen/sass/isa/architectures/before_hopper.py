@@ -63,5 +63,5 @@ LATENCIES: Final = Latencies.of(
     moved_uniform=2,
     overwritten_matrix=(7, 6),
 )
-"""What ptxas 13.0.88 leaves, seen in 112 cubins of each of the three; else sm_90's."""
+"""Distances that ptxas 13.0.88 leaves, seen in 112 cubins of each of the three; else sm_90's."""
 CONSTANTS: Final = ConstantPlaces(descriptor=0x118)

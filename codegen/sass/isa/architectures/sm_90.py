@@ -27,7 +27,7 @@ _LATENCIES: Final = Latencies.of(
     moved_uniform=2,
     overwritten_matrix=(9, 8),
 )
-"""What ptxas 13.0.88 leaves.
+"""Distances that ptxas 13.0.88 leaves.
 
 Seen in chains in which each writer stands right before each operand slot that can read it
 (`tests/toolchain/latency_chains.py`), in every layer of `tests/toolchain/operator_cases.py` (160,000 words) and, for
