@@ -130,7 +130,7 @@ class _Pages:
         return True
 
     def is_token(self, given: str) -> bool:
-        """Whether a text is the token; every text is where there is none."""
+        """Whether a text equals the token; without a token every text does."""
         return self._token is None or hmac.compare_digest(given.encode(), self._token.encode())
 
 

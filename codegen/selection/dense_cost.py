@@ -15,7 +15,7 @@ from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, LayerSpe
 from codegen.target.device_model import DENSE_REFERENCE, DeviceModel
 
 DensePrecision = Literal["fp32", "tf32", "fp16"]
-"""Of a dense layer's multiply-adds: float32, float32 rounded to TF32, or float16."""
+"""Precision of a dense layer's multiply-adds: float32, float32 rounded to TF32, or float16."""
 Layout = Literal["contiguous", "channels_last"]
 """Order of a convolution's tensors in memory: NCHW or NHWC."""
 

@@ -15,7 +15,7 @@ from farm.jobs.model import BuildOptions, TilingChoice
 MARGIN = 1.25
 """Ratio of predicted times from which a layer is left dense: predictions of both are off by this."""
 KIND = "left dense"
-"""Of skipped layers."""
+"""Kind under which layers left dense are listed as skipped."""
 
 
 def left_dense(

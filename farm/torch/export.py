@@ -29,7 +29,7 @@ Example: TypeAlias = torch.Tensor | Sequence[torch.Tensor]
 
 
 def inputs_of(example: Example) -> tuple[torch.Tensor, ...]:
-    """The inputs in order. Raises UsageError if there is none, or one that is no tensor."""
+    """The inputs in order. Raises UsageError without inputs, or for an input that is not a tensor."""
     inputs = (example,) if isinstance(example, torch.Tensor) else tuple(example)
     if not inputs or not all(isinstance(each, torch.Tensor) for each in inputs):
         raise UsageError("the example is not a tensor or a sequence of tensors: give what the model is called with")

@@ -104,7 +104,7 @@ def verify_run(
 
 
 def best_emulated(builds: Sequence[Build], results: Sequence[BuildResult]) -> Build:
-    """Of a layer's builds, which have different architectures, the one that `verify_run` emulates best."""
+    """The build of a layer that `verify_run` emulates best; its builds differ in their architectures."""
     return max(builds, key=lambda build: _preference(build, _best_arch(build, _by_arch(build, results))))
 
 

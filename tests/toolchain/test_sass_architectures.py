@@ -30,7 +30,7 @@ from tests.toolchain.test_sass_hazards import is_refused_one_cycle_sooner, neare
 
 ARCHS = ("sm_80", "sm_86", "sm_89")
 OFTEN, DRAWN = 15, 20
-"""A pair seen this often in a chain is seen at its least distance; so many of these pairs are tried."""
+"""Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"
 """The carry of IMAD.WIDE, which ptxas leaves 4 cycles in some forms, 6 in others; NVIDIA publishes 4."""
 KINDS = (

@@ -1,4 +1,4 @@
-"""What `--trust checked` would save is said where it saves much, and nowhere else."""
+"""`farm plan` names the savings of `--trust checked` only where they are large."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class ConstantPlaces:
     grid: int = 0xC
     stack_pointer: int = 0x28
     descriptor: int = 0x208
-    """Of global memory."""
+    """Descriptor of global memory."""
 
 
 @dataclass(frozen=True)

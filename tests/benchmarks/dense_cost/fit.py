@@ -28,9 +28,9 @@ FIRST = {"fp32": 2.4e7, "tf32": 1.8e8, "fp16": 3.5e8}
 STARTS = (256.0, 1024.0, 4096.0)
 """Depths of a split from which it begins."""
 LIMITS = ((1, 8), (1e6, 1e9), (8, 256), (8, 256), (64, 2**14), (1e6, 6e6), (1e6, 8e6), (1, 5))
-"""Of each coefficient."""
+"""Lowest and highest value of each coefficient."""
 FAR_WEIGHT = 0.5
-"""Of the root mean square of errors beside their mean."""
+"""Weight of the errors' root mean square beside their mean."""
 
 
 @dataclass(frozen=True)
