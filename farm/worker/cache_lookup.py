@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import MachineCodeError
+from codegen.errors import MachineCodeError, ToolError
 from codegen.toolchain.compiler_files import stamp_of
 from codegen.toolchain.tools import Toolchain, ToolFacts
 from farm.errors import BlobLostError, StoreError
@@ -159,3 +159,18 @@ class RefusableStage:
     def refuse(self, key: str, reason: str) -> None:
         """Store the reason why there can be no cubin."""
         self._put_record(self._name, key, {"refused": reason})
+
+    @contextmanager
+    def refusing(self, key: str, without: str) -> Iterator[None]:
+        """Stores why there can be no cubin if the block's tool or code generation refuses it for good.
+
+        Raises MachineCodeError with that reason; one of a tool begins with `without`, such as "no skeleton".
+        """
+        try:
+            yield
+        except (MachineCodeError, ToolError) as error:
+            if type(error) not in (MachineCodeError, ToolError):
+                raise  # timeout, out of memory or a crash: may succeed next time
+            reason = str(error) if isinstance(error, MachineCodeError) else f"{without}: {error}"
+            self.refuse(key, reason)
+            raise MachineCodeError(reason) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.errors import MachineCodeError, ToolError
 from codegen.ir.checkpoint import Weights
 from codegen.keys import skeleton_key
 from codegen.ptx.template import Template
@@ -47,14 +46,8 @@ class DirectBuilds:
         return DirectAssembler.of(template, data, request.arch)
 
     def _make(self, key: str, request: CubinRequest, template: Template, limits: ToolLimits) -> bytes:
-        try:
+        with self._stage.refusing(key, "no skeleton"):
             made = make_skeleton(template, request.arch, self._toolchain, _options(request), limits)
-        except (MachineCodeError, ToolError) as error:
-            if type(error) not in (MachineCodeError, ToolError):
-                raise  # timeout, out of memory or a crash: may succeed next time
-            reason = str(error) if isinstance(error, MachineCodeError) else f"no skeleton: {error}"
-            self._stage.refuse(key, reason)
-            raise MachineCodeError(reason) from error
         self._stage.keep(key, made.data, seconds=made.seconds)
         self._made_seconds += made.seconds
         return made.data

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from codegen.errors import MachineCodeError, ToolError
 from codegen.ir.checkpoint import Weights
 from codegen.keys import patch_template_key
 from codegen.ptx.template import Template
@@ -69,16 +68,10 @@ class PatchBuilds:
         return Cubin(data, arch, int(record["registers"]), int(record["spill_bytes"]), float(record["seconds"]))
 
     def _made(self, key: str, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
-        try:
+        with self._stage.refusing(key, "no patch template"):
             patch = make_patch_template(
                 template, weights, request.part, request.arch, self._toolchain, request.options, limits
             )
-        except (MachineCodeError, ToolError) as error:
-            if type(error) not in (MachineCodeError, ToolError):
-                raise  # timeout, out of memory or a crash: may succeed next time
-            reason = str(error) if isinstance(error, MachineCodeError) else f"no patch template: {error}"
-            self._stage.refuse(key, reason)
-            raise MachineCodeError(reason) from error
         cubin = patch.cubin
         self._stage.keep(
             key, cubin.data, registers=cubin.registers, spill_bytes=cubin.spill_bytes, seconds=cubin.seconds
