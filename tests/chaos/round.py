@@ -52,6 +52,8 @@ class Round:
         """Coordinators, with what they said."""
         self._draining: set[subprocess.Popen[bytes]] = set()
         """Those that end by themselves."""
+        self._killed = False
+        """Whether a coordinator was killed, whose temporary files others remove."""
         self._started = 0
         self._ids: list[str] = []
         configuration = self.folder / "config.toml"
@@ -127,6 +129,7 @@ class Round:
         process.kill()
         process.wait()
         del self._serving[process]
+        self._killed = True
 
     def supervise(self, done: Callable[[], bool]) -> None:
         """Starts a coordinator whenever none runs, as Kubernetes does, until a condition holds."""
@@ -193,9 +196,15 @@ class Round:
         with suppress(AssertionError):
             self.wait(lambda: not self.processes(), "", END_SECONDS)
         assert not (left := self.processes()), f"processes are left: {left}"
-        files = sorted(path.name for path in self.temporary.iterdir())
-        assert not files, f"left among the temporary files: {files}"
+        if self._killed and self._left_files():  # it ended after the last coordinator: the next one removes them
+            last = self.serve("--drain")
+            self.wait(partial(_ended, last), "a coordinator does not stop", END_SECONDS)
+            del self._serving[last]
+        assert not (files := self._left_files()), f"left among the temporary files: {files}"
         self.wait(lambda: not any(each.alive for each in self.farm.coordinators()), "a lease does not end", END_SECONDS)
+
+    def _left_files(self) -> list[str]:
+        return sorted(path.name for path in self.temporary.iterdir())
 
     def _stop(self, process: subprocess.Popen[bytes], log: Path) -> None:
         # From its first word on it obeys SIGTERM.
