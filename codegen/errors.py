@@ -35,12 +35,12 @@ class EmulationError(CodegenError):
     """Emulated code that does something unsupported or invalid."""
 
 
-class UnsupportedCodeError(EmulationError):
-    """An instruction, or a form of one, that the emulator of machine code does not support."""
-
-
 class MachineCodeError(CodegenError):
     """Machine code that this program does not understand, or that a check rejects."""
+
+
+class UnsupportedCodeError(EmulationError, MachineCodeError):
+    """An instruction, or a form of one, that the hazard checker or the emulator of machine code does not know."""
 
 
 class ToolchainError(CodegenError):

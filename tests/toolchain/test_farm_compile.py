@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.resources import files
@@ -92,15 +93,25 @@ def test_verify_finds_a_cubin_of_another_layer(farm: Farm) -> None:
     assert [each.verification.ok for each in farm.verify(job.id)] == [False, True]
 
 
-def test_verify_runs_ptx_where_the_emulator_refuses_a_word_and_says_so(
+def test_verify_runs_ptx_where_the_emulator_or_the_hazard_checker_does_not_know_a_word_and_says_so(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [job] = farm.compile([checkpoint(layer())], BuildOptions(("sm_90",)))
     known = next(each for each in OPCODES.values() if each.name == "FFMA")
-    monkeypatch.setitem(OPCODES, known.number, replace(known, understood=None))
-    [found] = farm.verify(job.id)
-    assert_right([found])
-    assert (found.where, "does not know the instruction" in found.ptx_because) == ("emulator", True)
+    unknown = {
+        "does not know the instruction": {known.number: replace(known, understood=None)},
+        "cannot be checked: word .*: FFMA with unknown bits": {known.number: replace(known, understood=(), fixed=(1,))},
+        "has the unknown opcode 0x.23 of sm_90": {},
+    }
+    for reason, row in unknown.items():
+        with monkeypatch.context() as patch:
+            patch.delitem(OPCODES, known.number)
+            for number, opcode in row.items():
+                patch.setitem(OPCODES, number, opcode)
+            [found] = farm.verify(job.id)
+        assert_right([found])
+        assert found.where == "emulator"
+        assert re.search(reason, found.ptx_because)
 
 
 def test_a_lost_or_truncated_cubin_is_made_again(farm: Farm, tools: Tools, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from codegen.sass.isa.encoding import (
     READ_SCOREBOARD,
     REGISTERS_OF_SIZE,
     REUSE,
+    SCALE,
     SCOREBOARDS,
     SIZE,
     SOURCE_A,
@@ -223,7 +224,7 @@ def chain() -> CubinFile:
 
 
 def test_a_chain_of_all_pairs_by_ptxas_is_accepted(chain: CubinFile) -> None:
-    hazards.check_cubin(chain)
+    assert hazards.check(chain.words, chain.registers, SM_90) == []
 
 
 def test_a_result_one_cycle_sooner_than_ptxas_ever_leaves_it_is_refused(chain: CubinFile) -> None:
@@ -348,6 +349,18 @@ def test_what_is_not_known_is_refused_and_named(cubin: CubinFile) -> None:
         hazards.check(changed(cubin, OPCODE, copy, LDGSTS & 0x1FF | 6 << FORM_SHIFT), cubin.registers, SM_90)
     with pytest.raises(MachineCodeError, match="sm_110"):
         hazards.check_cubin(CubinFile.read(cubin_for(PLAIN, "sm_110")))
+
+
+def test_a_bit_that_the_emulator_does_not_know_is_refused_in_every_word_of_a_cubin(cubin: CubinFile) -> None:
+    """[R2.X4] was accepted, and read another address than the marker's [R2]."""
+    words = cubin.words
+    loads = np.flatnonzero(OPCODE.get(words) == LDS)
+    SCALE.put(words[loads[5] : loads[5] + 1], 1)
+    assert hazards.check(words, cubin.registers, SM_90) == []
+    with pytest.raises(MachineCodeError, match=rf"word {loads[5]}: LDS with unknown bits 0x0*4000"):
+        hazards.check_cubin(CubinFile.read(cubin.with_words(words)))
+    for place in np.unique(OPCODE.get(words), return_index=True)[1].tolist():
+        assert list(hazards.unknown_bits(changed(cubin, Field(104, 1), place, 1), SM_90))
 
 
 def test_an_input_kept_from_before_its_register_was_loaded_again_is_refused() -> None:

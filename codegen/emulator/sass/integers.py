@@ -234,8 +234,11 @@ def _add_two(state: State, word: Instruction, mask: Mask) -> None:
 
 def _add_and_bound(state: State, word: Instruction, mask: Mask) -> None:
     """VIADDMNMX: the minimum of a + b and c, or the maximum if the predicate is false."""
+    if word.c_sign()[0]:
+        raise UnsupportedError("a negated bound in VIADDMNMX")
     dtype = np.int32 if word.field(72) else np.uint32
-    total = (word.a(state) + word.b(state)).view(dtype)
+    total = word.a(state) + _with_sign(word.b(state), negated=word.b_sign()[0])
+    total = (total & _MASK).astype(np.uint32).view(dtype)
     bound = word.c(state).view(dtype)
     value = np.where(word.input_predicate(state), np.minimum(total, bound), np.maximum(total, bound))
     state.put(word, value, mask)

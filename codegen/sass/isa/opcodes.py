@@ -259,6 +259,8 @@ _HFMA2: Final = (_SIGN_A, _SIGN_B, _HALVES_A, _HALVES_B, _HALVES_AND_SIGN_C)
 _FLOATS: Final = (_SIGN_A, _SIGN_B, _SATURATED)
 _LDS: Final = (_DATA, _OFFSET, _SIZE, _DESCRIPTOR)
 _STS: Final = (*_LDS, (64, 6))
+_LDG: Final = (0x41E91 << 72, 0x45E91 << 72)
+"""LDG.E.CONSTANT, and LDG.E.NA.CONSTANT, which asks for no place in the L1 cache."""
 _TRUE: Final = 7
 """PT, as a number in a field of predicates."""
 
@@ -312,7 +314,7 @@ _ROWS: Final = (
     Opcode(0x35, "HFMA2.MMA", "matrix", 1, 1, 1, 1, understood=_HFMA2),
     Opcode(0x36, "VIADD", "integer", 1, 1, 1, understood=(_NEGATED_A, _NEGATED_B)),
     Opcode(0x3E, "F2FP", "alu", 1, 1, 1, understood=(_SIGN_A, _SIGN_B, (76, 1)), fixed=(0xFF << 64,)),
-    Opcode(0x46, "VIADDMNMX", "alu", 1, 1, 1, 1, reads=_INPUT, understood=(), fixed=(0x1 << 72,)),
+    Opcode(0x46, "VIADDMNMX", "alu", 1, 1, 1, 1, reads=_INPUT, understood=((72, 1), _NEGATED_C)),
     Opcode(0x48, "VIMNMX", "alu", 1, 1, 1, writes=_TWO, reads=_INPUT, understood=(), fixed=(0x7E01 << 72,)),
     Opcode(0x82, "UMOV", "uniform", 1, 0, 1, uniform=True, quick_uniform=True, understood=()),
     Opcode(
@@ -366,7 +368,7 @@ _ROWS: Final = (
         understood=((32, 23), _SIZE, (72, 1)),
         fixed=(0x1 << 84,),
     ),
-    Opcode(0x181, "LDG", "global", -1, 2, more_reads=(_LOAD_DESCRIPTOR,), understood=_LDS, fixed=(0x41E91 << 72,)),
+    Opcode(0x181, "LDG", "global", -1, 2, more_reads=(_LOAD_DESCRIPTOR,), understood=_LDS, fixed=_LDG),
     Opcode(0x182, "LDC", "other", -1, 1, understood=(_CONSTANT, _SIZE)),
     Opcode(0x183, "LDL", "local", -1, 1, more_reads=(_LOAD_ADDRESS,), understood=(_OFFSET, _SIZE, (84, 3))),
     Opcode(0x184, "LDS", "shared", -1, 1, more_reads=(_LOAD_ADDRESS,), queue=1, understood=_LDS),

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import MachineCodeError
+from codegen.errors import UnsupportedCodeError
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import (
     DESTINATION,
@@ -129,7 +129,7 @@ class Operands:
 
 
 def operands(words: Words, architecture: Architecture) -> Operands:
-    """Decodes the operands of words [instructions, 2]. Raises MachineCodeError for an unknown opcode."""
+    """Decodes the operands of words [instructions, 2]. Raises UnsupportedCodeError for an unknown opcode."""
     numbers = OPCODE.get(words)
     counts = np.bincount(numbers)
     present = np.flatnonzero(counts)
@@ -140,7 +140,7 @@ def operands(words: Words, architecture: Architecture) -> Operands:
     for number, known in found.items():
         if known is None:
             place = int(np.argmax(numbers == number))
-            raise MachineCodeError(f"word {place} has the unknown opcode {number:#05x} of {architecture.name}")
+            raise UnsupportedCodeError(f"word {place} has the unknown opcode {number:#05x} of {architecture.name}")
     opcodes = tuple(each for each in found.values() if each is not None)
     forms = tuple(number >> FORM_SHIFT for number in found)
     often = counts[present] > MANY

@@ -8,23 +8,25 @@ It checks, along the code and along every branch:
 - Each wait is for a scoreboard that something sets.
 - Registers stay below the cubin's count, and branches go to words of the code.
 
-What the code computes is checked by the emulator. An unknown instruction is refused.
+What the code computes is checked by the emulator. An unknown instruction is refused, and in a cubin an unknown bit of
+a known one too: a modifier may change what it reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
-from codegen.errors import MachineCodeError
+from codegen.errors import MachineCodeError, UnsupportedCodeError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import latencies
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures import architecture_of
-from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, REUSE, SOURCE_A, WORD_BYTES, ZERO_REGISTER, Words
-from codegen.sass.isa.opcodes import PREDICATES
+from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, OPCODE, REUSE, SOURCE_A, WORD_BYTES, ZERO_REGISTER, Words
+from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, Form
 from codegen.sass.verify.branch_hazards import check_branches
 from codegen.sass.verify.cluster_barriers import check_cluster_barriers
 from codegen.sass.verify.needs import needed, reloads
@@ -35,12 +37,20 @@ _SHOWN = 3
 
 
 def check_cubin(cubin: CubinFile) -> None:
-    """Raises MachineCodeError with the first findings, if there are any, or for an unknown architecture."""
-    found = check(cubin.words, cubin.registers, architecture_of(cubin.capability), cubin.jump_tables // WORD_BYTES)
-    if found:
-        shown = "; ".join(f"word {each.word}: {each.reason}" for each in found[:_SHOWN])
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        raise MachineCodeError(f"the code of {cubin.kernel} is refused: {shown}{more}")
+    """Raises MachineCodeError with the first findings, if there are any, or for an unknown architecture.
+
+    Raises UnsupportedCodeError, which is one too, for an unknown opcode or bit: such code is not known to be wrong.
+    """
+    words, architecture = cubin.words, architecture_of(cubin.capability)
+    if unknown := [*unknown_bits(words, architecture)]:
+        raise UnsupportedCodeError(f"the code of {cubin.kernel} cannot be checked: {_listed(unknown)}")
+    if found := check(words, cubin.registers, architecture, cubin.jump_tables // WORD_BYTES):
+        raise MachineCodeError(f"the code of {cubin.kernel} is refused: {_listed(found)}")
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    shown = "; ".join(f"word {each.word}: {each.reason}" for each in findings[:_SHOWN])
+    return shown + (f" and {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else "")
 
 
 def check(
@@ -49,7 +59,7 @@ def check(
     """Every hazard in a kernel's words [instructions, 2], sorted by word.
 
     `registers` is the cubin's count for a thread, `jump_targets` are the words that BRX may go to. Raises
-    MachineCodeError for an unknown opcode.
+    UnsupportedCodeError for an unknown opcode.
     """
     code = Program(words, np.zeros(0, np.int64) if jump_targets is None else jump_targets, architecture)
     found = [*_bounds(code, registers), *_waits(code), *_register_hazards(code), *_overwritten_operands(code)]
@@ -61,6 +71,28 @@ def check(
         *check_cluster_barriers(code),
     ]
     return sorted(set(found), key=lambda each: (each.word, each.reason))
+
+
+def unknown_bits(words: Words, architecture: Architecture) -> Iterator[Finding]:
+    """Words [instructions, 2] with a bit that the emulator does not know; an instruction that it lacks has any bits."""
+    opcodes = OPCODE.get(words)
+    for number in np.flatnonzero(np.bincount(opcodes)).tolist():
+        opcode = architecture.opcode(number)
+        if opcode is None or opcode.understood is None:
+            continue
+        places = np.flatnonzero(opcodes == number)
+        form = Form(number >> FORM_SHIFT)
+        mask = opcode.understood_mask(form if opcode.c else form.without_c)
+        rest = words[places] & ~_halves(mask)
+        known = np.logical_or.reduce([(rest == _halves(fixed)).all(axis=1) for fixed in opcode.fixed])
+        for place in np.flatnonzero(~known).tolist():
+            low, high = rest[place].tolist()
+            yield Finding(int(places[place]), f"{opcode.name} with unknown bits {low | high << 64:#034x}")
+
+
+def _halves(number: int) -> NDArray[np.uint64]:
+    """Both halves of a word that is a number of 128 bits."""
+    return np.array([number & (1 << 64) - 1, number >> 64], dtype=np.uint64)
 
 
 def _bounds(code: Program, registers: int) -> Iterator[Finding]:

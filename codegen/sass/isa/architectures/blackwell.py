@@ -29,7 +29,6 @@ OPCODES: Final = opcodes_with(
         reads=(INPUT_PREDICATE,),
         understood=((72, 2), (62, 2), (74, 2), (81, 1)),
     ),
-    replace(COMMON[0x46], understood=(_SIGNED,), fixed=(0,)),
     replace(COMMON[0x48], understood=(_SIGNED,), fixed=(0x7E00 << 72,)),
     replace(COMMON[0x82], quick_uniform=False),
     replace(COMMON[0x141], understood=((16, 4), _CONVERGENCE), fixed=(_TRUE,)),
