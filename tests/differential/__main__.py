@@ -10,13 +10,16 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from codegen.sass.qualification import SUPPORTED_ARCHS
 from tests.differential.comparison import agreement
 from tests.differential.drawn_layers import DrawnLayer, Recipe, places, recipes
 from tests.differential.geometries import Geometry, geometries, wide_convolutions
+from tests.differential.machine_code import MachineCode
 
 SECONDS_BETWEEN_LINES = 10
 
@@ -24,8 +27,9 @@ SECONDS_BETWEEN_LINES = 10
 class Fuzz:
     """Compares layers and tells how it goes."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, archs: Sequence[str] = ()) -> None:
         self.layers = layers
+        self.machine_code = MachineCode(archs) if archs else None
         self.compared: Counter[str] = Counter()
         self.by_onnxruntime = 0
         self.worst = 0.0
@@ -35,7 +39,7 @@ class Fuzz:
     def compare(self, layer: DrawnLayer) -> None:
         """Counts and prints what went wrong, and goes on."""
         try:
-            seen = agreement(layer)
+            seen = self.machine_code.agreement(layer) if self.machine_code else agreement(layer)
             problem = "" if seen.ok else str(seen)
             self.worst = max(self.worst, seen.worst)
             self.by_onnxruntime += seen.of_onnxruntime is not None
@@ -48,6 +52,8 @@ class Fuzz:
         if time.monotonic() - self.told > SECONDS_BETWEEN_LINES:
             self.told = time.monotonic()
             print(f"{self.compared.total()} of about {self.layers} layers, {len(self.failures)} wrong", flush=True)
+            if self.machine_code:
+                print(self.machine_code, flush=True)
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{operator} {count}" for operator, count in sorted(self.compared.items()))
@@ -55,6 +61,7 @@ class Fuzz:
             f"{self.compared.total()} layers ({kinds}), {self.by_onnxruntime} of them by onnxruntime too, in "
             f"{time.monotonic() - self.began:.0f} s: {len(self.failures)} wrong, "
             f"the largest difference {self.worst:.2f} of its bound"
+            + (f"\n{self.machine_code}" if self.machine_code else "")
         )
 
 
@@ -65,8 +72,10 @@ def main() -> int:
     parser.add_argument("--masks", type=int, default=10, help="sets of weights for each geometry")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="draws the same layers again")
     parser.add_argument("--case", help="the one layer to compare, as a failure prints it")
+    parser.add_argument("--arch", default="", help="run them as direct machine code too, as sm_80,sm_90 or all")
     options = parser.parse_args()
-    fuzz = Fuzz(1 if options.case else options.layers)
+    named = [each for each in options.arch.split(",") if each]
+    fuzz = Fuzz(1 if options.case else options.layers, SUPPORTED_ARCHS if named == ["all"] else named)
     if options.case:
         fuzz.compare(DrawnLayer.from_line(options.case))
     else:

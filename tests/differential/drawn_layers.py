@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import ml_dtypes
@@ -108,6 +108,10 @@ class DrawnLayer:
         plain = json.loads(line)
         recipe: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain["recipe"].items()}
         return DrawnLayer(Geometry.from_json(plain["geometry"]), Recipe(**recipe), plain.get("place", 0.0))
+
+    def on(self, virtual_arch: str) -> DrawnLayer:
+        """The layer with PTX for a virtual architecture."""
+        return replace(self, geometry=replace(self.geometry, virtual_arch=virtual_arch))
 
     @property
     def model(self) -> onnx.ModelProto:

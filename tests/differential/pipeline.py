@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from codegen.emulator.ptx import emulate
 from codegen.frontend.onnx.reader import read_checkpoint
-from codegen.ir.checkpoint import Layer
+from codegen.ir.checkpoint import Layer, Weights
 from codegen.ir.dtypes import numpy_dtype, to_float32
+from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import LayerSpec, Linear, plain
+from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import products_together
 from codegen.ptx.rewrite import rewrite
 from codegen.selection.choose import choose_parts, choose_tiling, ranked_tilings
@@ -39,8 +41,29 @@ class Output:
     """How far they may be from the layer as it was read, with its weights as they were folded."""
 
 
+@dataclass(frozen=True)
+class DrawnKernel:
+    """One kernel of a layer that is about to be launched."""
+
+    spec: LayerSpec
+    tiling: Tiling
+    weights: Weights
+    part: Part
+    launch: Launch
+    arguments: Mapping[str, Any]
+    """By name; the output as it is before the launch."""
+
+
+Beside = Callable[[DrawnKernel, str, NDArray[Any]], None]
+"""Runs a kernel of PTX for a virtual architecture otherwise, and compares the output with the PTX's."""
+
+
 def ours(
-    path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str = "compute_80", place: float = 0.0
+    path: Path,
+    inputs: Mapping[str, NDArray[Any]],
+    virtual_arch: str = "compute_80",
+    place: float = 0.0,
+    beside: Beside | None = None,
 ) -> dict[str, Output]:
     """The tensors that the layers of a model compute, by their names.
 
@@ -54,7 +77,7 @@ def ours(
     tensors, outputs = dict(inputs), dict[str, Output]()
     for layer in read_checkpoint(path, {}).layers:
         layer = layer if layer.pool is None else layer.with_pool()
-        stored, bound = _run(layer, tensors, virtual_arch, place)
+        stored, bound = _run(layer, tensors, virtual_arch, place, beside)
         if layer.residual in outputs:
             bound = bound + outputs[layer.residual].bound.reshape(bound.shape)
         values = to_float32(stored, layer.spec.data_type).astype(np.float64)
@@ -65,7 +88,7 @@ def ours(
 
 
 def _run(
-    layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float
+    layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float, beside: Beside | None
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """What the layer's kernels put out, as it is stored, and how far that may be from the layer."""
     spec, weights = layer.spec, layer.weights
@@ -89,8 +112,11 @@ def _run(
             **launch.numbers(len(x)),
             **step,
         }
+        before = DrawnKernel(spec, tiling, weights, part, launch, {**arguments, "output": output.copy()})
         in_order = [arguments[name] for name in launch.arguments]
         emulate.run(kernel.ptx, launch.grid_at(len(x)), launch.block, launch.shared_bytes, in_order)
+        if beside is not None:
+            beside(before, virtual_arch, output)
     x = x if gate is None else gated_input(spec, x, gate)
     together = products_together(weights, tiling)
     bound = error_bound(plain(spec), weights, x, residual=residual, products_together=together)
