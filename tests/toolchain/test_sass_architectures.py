@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -77,6 +78,18 @@ def test_a_chain_of_all_pairs_by_ptxas_is_accepted_but_not_one_cycle_sooner(arch
     pairs = Random(arch).sample(seen, DRAWN)
     accepted = [each for each in pairs if not is_refused_one_cycle_sooner(each)]
     assert [(each.kind, each.cycles) for each in accepted] == []
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_larger_figure_of_an_architectures_two_sources_counts(arch: str) -> None:
+    chain, known = latency_chain(arch), architecture_named(arch)
+    latencies, published = known.latencies, known.published
+    longer = (
+        replace(known, latencies=replace(latencies, registers=latencies.registers + 1)),
+        replace(known, published=replace(published, read=published.read + 9)),
+    )
+    assert published.source
+    assert all(hazards.check(chain.words, chain.registers, each) for each in longer)
 
 
 @pytest.mark.parametrize("name", [PLAIN, "float16, added up in float32"])

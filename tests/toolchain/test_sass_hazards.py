@@ -11,6 +11,7 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa import published_latencies
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures import ARCHITECTURES, architecture_of
 from codegen.sass.isa.architectures.sm_90 import SM_90
@@ -50,7 +51,7 @@ from codegen.sass.isa.opcodes import (
     Slot,
 )
 from codegen.sass.isa.operands import operands, slots_read, slots_written
-from codegen.sass.verify import hazards, needs, published_latencies
+from codegen.sass.verify import hazards, needs
 from codegen.sass.verify.program import Program
 from tests.toolchain.latency_chains import latency_chain
 from tests.toolchain.machine_cubins import HALVES, PLAIN, cubin_for

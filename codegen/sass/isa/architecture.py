@@ -8,6 +8,7 @@ from functools import cached_property
 
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, Opcode
+from codegen.sass.isa.published_latencies import PublishedLatencies
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Architecture:
     opcodes: Mapping[int, Opcode]
     """By the lower nine bits of the opcode."""
     latencies: Latencies
+    """What ptxas leaves."""
+    published: PublishedLatencies
+    """What NVIDIA says; the hazard checker takes the larger figure of both."""
     intervals: tuple[tuple[frozenset[str], int], ...] = ()
     """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
     kept_intervals: tuple[tuple[frozenset[str], int], ...] = ()

@@ -1,6 +1,6 @@
 """The least distance between a result of fixed latency and a word that uses it: the larger figure of two sources.
 
-`isa/latencies.py` says what ptxas leaves, `published_latencies.py` what NVIDIA says. They share no number and no
+`isa/latencies.py` says what ptxas leaves, `isa/published_latencies.py` what NVIDIA says. They share no number and no
 assignment of instructions to classes, so that an error in one does not pass the checker.
 """
 
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.sass.isa import latencies
+from codegen.sass.isa import published_latencies as figures
 from codegen.sass.isa.encoding import ALWAYS, DESTINATION, OPCODE, SOURCE_A, SOURCE_B, SOURCE_C, Field
 from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, UNIFORM_PREDICATES, UNIFORM_REGISTERS, Form
-from codegen.sass.verify import published_latencies as figures
 from codegen.sass.verify.program import Places, Program
 
 _TO_FLOAT: Final = Field(78, 1)
@@ -62,7 +62,9 @@ def published(code: Program, writer: Places, places: Places, resources: Places, 
     result = _published_result(code, writer, resources)
     if writing:
         guarded = (code.guard[writer] != ALWAYS).astype(np.int64)
-        overwritten: Places = figures.OVERWRITE_CYCLES[guarded, result, _published_result(code, places, resources)]
+        overwritten: Places = code.architecture.published.overwrite[
+            guarded, result, _published_result(code, places, resources)
+        ]
         return overwritten
     operand = code.used.per_word(figures.operand_index)[places]
     to_float = code.used.named("HADD2")[places] & (_TO_FLOAT.get(code.words[places]) == 1)
@@ -72,7 +74,8 @@ def published(code: Program, writer: Places, places: Places, resources: Places, 
     kind = np.searchsorted(starts, resources, "right")
     guard = np.where(code.used.per_word(lambda opcode: opcode.uniform)[places] != 0, UNIFORM_PREDICATES, PREDICATES)
     guard = resources == guard + code.guard[places]
-    return np.where(guard, figures.GUARD_CYCLES[kind], figures.READ_CYCLES[kind, operand, result])
+    least = code.architecture.published
+    return np.where(guard, least.guard[kind], least.read[kind, operand, result])
 
 
 def reloads(code: Program) -> tuple[Places, Places, Places, Places]:

@@ -6,11 +6,13 @@ from typing import Final
 
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures.before_hopper import CONSTANTS, LATENCIES, OPCODES
+from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
 
 SM_86: Final = Architecture(
     capability=86,
     opcodes=OPCODES,
     latencies=LATENCIES,
+    published=AMPERE_TO_BLACKWELL,
     kept_intervals=((frozenset({"HFMA2", "HMUL2"}), 2),),
     matrix_halves=False,
     scaled_addresses=True,

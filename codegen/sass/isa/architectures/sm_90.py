@@ -7,6 +7,7 @@ from typing import Final
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import OPCODES
+from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
 
 _LATENCIES: Final = Latencies.of(
     registers={
@@ -36,4 +37,4 @@ longer one, at most the longest. IMAD.WIDE reads the upper half of its addend 2 
 of its result 2 cycles before the upper.
 """
 
-SM_90: Final = Architecture(capability=90, opcodes=OPCODES, latencies=_LATENCIES)
+SM_90: Final = Architecture(capability=90, opcodes=OPCODES, latencies=_LATENCIES, published=AMPERE_TO_BLACKWELL)
