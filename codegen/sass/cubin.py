@@ -151,6 +151,12 @@ class CubinFile:
         """Code addresses, in bytes, of the jump tables that BRX uses, from constant memory."""
         return np.array([address for _, address in self._table_entries()], dtype=np.int64)
 
+    @cached_property
+    def literals(self) -> bytes:
+        """Constant bank 2: jump tables, or constants that fit no instruction."""
+        found = (each for each in self.sections if each.name == f".nv.constant2.{self.kernel}")
+        return next((self.data[each.offset : each.end] for each in found), b"")
+
     def with_words(self, words: Words) -> bytes:
         """The file with other instructions of the same number. Raises MachineCodeError for another number."""
         if len(words) * WORD_BYTES != self.code.size:
@@ -260,11 +266,23 @@ class CubinFile:
         yield from (place for place, _ in self._table_entries())
 
     def _table_entries(self) -> Iterator[tuple[int, int]]:
-        """Entries of the jump tables: offset in the file, and code address."""
-        for section in self.sections:
+        """Entries of the jump tables: offset in the file, and code address.
+
+        Constant bank 2 of a kernel without BRX has constants of 64 bits. Raises MachineCodeError for one with both.
+        """
+        targets = {
+            target
+            for attribute in self.attributes
+            if attribute.number == _INDIRECT_BRANCHES
+            for (target,) in struct.iter_unpack("<I", attribute.data[12:])
+        }
+        for section in self.sections if targets else ():
             if section.name == f".nv.constant2.{self.kernel}":
                 for place in range(section.offset, section.end, 4):
-                    yield place, int.from_bytes(self.data[place : place + 4], "little")
+                    address = int.from_bytes(self.data[place : place + 4], "little")
+                    if address not in targets:
+                        raise MachineCodeError(f"constant bank 2 holds {address:#x}, which no BRX goes to")
+                    yield place, address
 
     def _move(self, out: bytearray, place: int, moved: NDArray[np.int64]) -> None:
         (address,) = struct.unpack_from("<I", out, place)

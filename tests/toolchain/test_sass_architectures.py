@@ -42,6 +42,7 @@ KINDS = (
     "bfloat16 copied by fours, whole rows",
     "pool, an odd map, no kernels left over",
     "several images a block, a 1x1 kernel",
+    "neighbouring columns, long sums",  # a constant in bank 2 that could be an address in the code
 )
 
 

@@ -75,7 +75,9 @@ def run(
         stack = np.zeros((lanes, stack_bytes), dtype=np.uint8)
         copies, clusters = AsyncCopies(shared, lanes), Clusters(of_cluster, lanes, shared)
         fenced = np.zeros(lanes, dtype=np.bool_)
-        memories = Memories(GlobalMemory(buffers), shared, copies, constants, known, stack, clusters, fenced)
+        memories = Memories(
+            GlobalMemory(buffers), shared, copies, constants, known, cubin.literals, stack, clusters, fenced
+        )
         special = special_registers(grid, block, indices)
         special["%cluster_ctarank"] = (np.arange(lanes) // prod(block) % of_cluster).astype(np.uint32)
         with np.errstate(all="ignore"):

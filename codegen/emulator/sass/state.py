@@ -22,6 +22,8 @@ from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
 from codegen.sass.isa.opcodes import FORM_SHIFT, LAST, UNIFORM_REGISTERS, Form, Opcode
 
+LITERALS: Final = 2
+"""The bank of constants that fit no instruction."""
 UNIFORM_ZERO: Final = LAST[UNIFORM_REGISTERS]
 """URZ: reads as zero."""
 
@@ -37,6 +39,8 @@ class Memories:
     """Bank 0: sizes of the block and grid, the stack pointer, the arguments."""
     known: NDArray[np.bool_]
     """Which bytes of bank 0 are known."""
+    literals: bytes
+    """Bank 2."""
     local: NDArray[np.uint8]
     """[lanes, bytes]: each lane's stack."""
     clusters: Clusters
@@ -125,6 +129,8 @@ class State:
     def constant(self, bank: int, offset: int, size: int) -> bytes:
         """Bytes of constant memory. Raises UnsupportedError for unknown ones."""
         memories = self.memories
+        if bank == LITERALS and offset + size <= len(memories.literals):
+            return memories.literals[offset : offset + size]
         if bank or offset + size > len(memories.known) or not memories.known[offset : offset + size].all():
             raise UnsupportedError(f"constant memory c[{bank:#x}][{offset:#x}], whose content is unknown")
         return memories.constants[offset : offset + size].tobytes()
