@@ -10,6 +10,7 @@ from itertools import product
 from typing import Final
 
 from codegen.sass.cubin import CubinFile
+from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 
@@ -76,8 +77,10 @@ ld.volatile.global.b32 x0, [d0+48];
 
 def latency_chain(arch: str) -> CubinFile:
     """The chain, by ptxas, for an architecture."""
+    lacks_packed_conversion = virtual_arch(arch) == "compute_75"
+    instructions = [each for each in _INSTRUCTIONS if not (lacks_packed_conversion and "f16x2.f32" in each)]
     lines, values = [], 0
-    for instruction in (each for pair in product(_INSTRUCTIONS, repeat=2) for each in pair):
+    for instruction in (each for pair in product(instructions, repeat=2) for each in pair):
         lines.append(instruction.format(x=f"x{values}", d=f"x{values + 1}"))
         values += "{d}" in instruction
     end = f"st.volatile.global.b32 [d0], x{values};\nret;\n}}\n"

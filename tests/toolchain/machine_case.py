@@ -20,6 +20,7 @@ from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.encoding import Field
+from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import skeleton_options
 from codegen.toolchain.tools import find_toolchain
 from codegen.verification.compare import poisoned, random_gate, random_input, random_residual
@@ -30,8 +31,8 @@ ARCH = "sm_90"
 MASKS = ("no weight", "one weight", "one channel of four", "one chunk empty", "no zero")
 
 
-def template_of(case: Case) -> Template:
-    return shared_template(case.spec, case.tiling, "compute_90" if case.tiling.cluster > 1 else "compute_80")
+def template_of(case: Case, arch: str = ARCH) -> Template:
+    return shared_template(case.spec, case.tiling, virtual_arch(arch, clusters=case.tiling.cluster > 1))
 
 
 @cache
@@ -79,15 +80,15 @@ def with_field(made: CubinFile, field: Field, place: int, value: int) -> CubinFi
 
 def computed(case: Case, weights: Weights, cubin: CubinFile, x: NDArray[Any] | None = None) -> NDArray[Any]:
     """The bits that a cubin of the layer computes."""
-    launch = rewrite(template_of(case), weights).launch
+    launch = rewrite(template_of(case, f"sm_{cubin.capability}"), weights).launch
     output, given = _arguments(case, launch, x)
     emulate.run(cubin, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)
     return output.view(f"u{output.dtype.itemsize}")
 
 
-def expected(case: Case, weights: Weights, x: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Those that the rewritten PTX computes."""
-    kernel = rewrite(template_of(case), weights)
+def expected(case: Case, weights: Weights, x: NDArray[Any] | None = None, arch: str = ARCH) -> NDArray[Any]:
+    """Those that the PTX for an architecture computes, rewritten."""
+    kernel = rewrite(template_of(case, arch), weights)
     launch = kernel.launch
     output, given = _arguments(case, launch, x)
     ptx.run(kernel.ptx, launch.grid_at(case.batch), launch.block, launch.shared_bytes, given)

@@ -16,7 +16,7 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.assemble.early_stores import PASSES
-from codegen.sass.assemble.scheduling import RESULT_CYCLES
+from codegen.sass.assemble.scheduling import result_cycles
 from codegen.sass.assemble.weight_code import zeroes
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
@@ -90,8 +90,8 @@ def test_no_word_before_the_first_chunk_stalls_longer_than_a_result_takes() -> N
 
 
 def test_the_zeros_of_accumulators_without_weights_issue_one_after_the_other() -> None:
-    stalls = encoding.STALL.get(zeroes(np.arange(4)))
-    assert stalls.tolist() == [1, 1, 1, RESULT_CYCLES]
+    stalls = encoding.STALL.get(zeroes(np.arange(4), SM_90.latencies))
+    assert stalls.tolist() == [1, 1, 1, result_cycles(SM_90.latencies)]
 
 
 def test_less_than_a_tenth_of_the_cycles_from_first_to_last_multiply_add_issues_nothing() -> None:

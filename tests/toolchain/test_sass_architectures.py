@@ -14,7 +14,7 @@ from codegen.ptx.template import Template
 from codegen.sass.assemble import assembler
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.architectures import architecture_named
+from codegen.sass.isa.architectures import ARCHITECTURES, architecture_named
 from codegen.sass.isa.encoding import OPCODE, STALL
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 from codegen.sass.skeleton.marker_ptx import PAIRED_DEMAND, MarkerPtx
@@ -29,7 +29,7 @@ from tests.toolchain.test_nvdisasm import check_registers
 from tests.toolchain.test_sass_faults import check_faults
 from tests.toolchain.test_sass_hazards import is_refused_one_cycle_sooner, nearest_in_chain
 
-ARCHS = ("sm_80", "sm_86", "sm_89")
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89")
 OFTEN, DRAWN = 15, 20
 """Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"
@@ -53,7 +53,7 @@ def skeleton(template: Template, arch: str) -> bytes:
 
 def directly(name: str, arch: str) -> CubinFile:
     case = CASES[name]
-    template, weights = template_of(case), weights_of(case, 0.5)
+    template, weights = template_of(case, arch), weights_of(case, 0.5)
     made = DirectAssembler.of(template, skeleton(template, arch), arch).assemble(weights, whole_layer(case))
     return CubinFile.read(made.data)
 
@@ -62,11 +62,12 @@ def directly(name: str, arch: str) -> CubinFile:
 @pytest.mark.parametrize("arch", ARCHS)
 def test_direct_code_computes_bit_for_bit_what_its_ptx_does(arch: str, name: str) -> None:
     case, weights = CASES[name], weights_of(CASES[name], 0.5)
-    np.testing.assert_array_equal(computed(case, weights, directly(name, arch)), expected(case, weights))
+    output = computed(case, weights, directly(name, arch))
+    np.testing.assert_array_equal(output, expected(case, weights, arch=arch))
 
 
 @pytest.mark.parametrize("name", [PLAIN, HALVES, "transposed", "linear, copied by fours"])
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", [each.name for each in ARCHITECTURES.values()])
 def test_what_ptxas_makes_is_accepted(arch: str, name: str) -> None:
     hazards.check_cubin(CubinFile.read(cubin_for(name, arch)))
 
@@ -112,15 +113,17 @@ def test_pointers_marked_in_pairs_give_the_same_outputs(arch: str, monkeypatch: 
     """ptxas moved pointers of sm_86 between two markers of four, in ResNet-18's last layers."""
     monkeypatch.setattr(assembler, "DEMANDS", (PAIRED_DEMAND,))
     case = CASES["whole maps of an odd size, in one piece"]
-    template, weights = template_of(case), weights_of(case, 0.5)
+    template, weights = template_of(case, arch), weights_of(case, 0.5)
     made = make_skeleton(template, arch, find_toolchain()).data
     assert Skeleton.read(made, MarkerPtx.of(template, architecture_named(arch))).pointers.shape[1] == 9
     words = DirectAssembler.of(template, made, arch).assemble(weights, whole_layer(case)).data
-    np.testing.assert_array_equal(computed(case, weights, CubinFile.read(words)), expected(case, weights))
+    output = computed(case, weights, CubinFile.read(words))
+    np.testing.assert_array_equal(output, expected(case, weights, arch=arch))
 
 
-def test_multiply_adds_of_sm_80_are_two_cycles_apart_or_refused() -> None:
-    cubin = directly(PLAIN, "sm_80")
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
+def test_multiply_adds_of_a_slow_pipe_are_two_cycles_apart_or_refused(arch: str) -> None:
+    cubin = directly(PLAIN, arch)
     words = cubin.words
     adds = OPCODE.get(words) == FFMA_IMMEDIATE
     neighbours = np.flatnonzero(adds[1:] & adds[:-1])
@@ -128,11 +131,11 @@ def test_multiply_adds_of_sm_80_are_two_cycles_apart_or_refused() -> None:
     assert STALL.get(words)[neighbours].min() == 2
     place = int(neighbours[STALL.get(words)[neighbours] == 2][0])
     STALL.put(words[place : place + 1], 1)
-    found = hazards.check(words, cubin.registers, architecture_named("sm_80"))
+    found = hazards.check(words, cubin.registers, architecture_named(arch))
     assert any(f"shares a pipe with word {place}" in each.reason for each in found)
 
 
-@pytest.mark.parametrize(("arch", "has_them"), [("sm_80", True), ("sm_86", False), ("sm_89", False)])
+@pytest.mark.parametrize(("arch", "has_them"), [("sm_75", False), ("sm_80", True), ("sm_86", False), ("sm_89", False)])
 def test_packed_multiply_adds_go_to_the_tensor_cores_only_where_these_have_them(arch: str, has_them: bool) -> None:
     words = directly("float16, several rows a thread, added up in float16", arch).words
     assert (OPCODE.get(words) == HFMA2_MMA_IMMEDIATE).any() == has_them

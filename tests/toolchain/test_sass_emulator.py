@@ -25,11 +25,13 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures import ARCHITECTURES
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import IMMEDIATE, NEGATED_PREDICATE, OPCODE, PREDICATE, Words
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.selection.choose import choose_tiling
+from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from codegen.verification.compare import poisoned, random_input, random_residual
@@ -54,11 +56,11 @@ KINDS = (
     "float16 linear, a hard sigmoid",
 )
 
-OF_EACH_ARCHITECTURE = (PLAIN, HALVES, "float16 linear, a hard sigmoid")
+OF_EACH_ARCHITECTURE = (PLAIN, HALVES, "float16 linear, a hard sigmoid", "wide pool")
 
 
-def kernel_for(name: str) -> Kernel:
-    return rewrite(template_for(name, "compute_80"), drawn_weights(name, 0.5, 0))
+def kernel_for(name: str, virtual: str = "compute_80") -> Kernel:
+    return rewrite(template_for(name, virtual), drawn_weights(name, 0.5, 0))
 
 
 def arguments(name: str, launch: Launch) -> tuple[NDArray[Any], list[NDArray[Any] | int]]:
@@ -71,8 +73,10 @@ def arguments(name: str, launch: Launch) -> tuple[NDArray[Any], list[NDArray[Any
     return output, [named[each] for each in launch.arguments]
 
 
-def computed(name: str, cubin: CubinFile, blocks: list[tuple[int, int, int]] | None = None) -> NDArray[Any]:
-    launch, batch = kernel_for(name).launch, CASES[name].batch
+def computed(
+    name: str, cubin: CubinFile, blocks: list[tuple[int, int, int]] | None = None, virtual: str = "compute_80"
+) -> NDArray[Any]:
+    launch, batch = kernel_for(name, virtual).launch, CASES[name].batch
     output, given = arguments(name, launch)
     emulate.run(cubin, launch.grid_at(batch), launch.block, launch.shared_bytes, given, blocks)
     return output
@@ -92,8 +96,8 @@ def with_words(cubin: CubinFile, words: Words) -> CubinFile:
 
 
 @cache
-def computed_by_ptx(name: str) -> NDArray[Any]:
-    kernel, batch = kernel_for(name), CASES[name].batch
+def computed_by_ptx(name: str, virtual: str = "compute_80") -> NDArray[Any]:
+    kernel, batch = kernel_for(name, virtual), CASES[name].batch
     expected, given = arguments(name, kernel.launch)
     ptx.run(kernel.ptx, kernel.launch.grid_at(batch), kernel.launch.block, kernel.launch.shared_bytes, given)
     return bits(expected)
@@ -101,10 +105,15 @@ def computed_by_ptx(name: str) -> NDArray[Any]:
 
 @pytest.mark.parametrize(
     ("arch", "name"),
-    [*product(["sm_90"], KINDS), *product(["sm_80", "sm_86", "sm_89", "sm_100"], OF_EACH_ARCHITECTURE)],
+    [
+        *product(["sm_90"], KINDS),
+        *product([each.name for each in ARCHITECTURES.values() if each != SM_90], OF_EACH_ARCHITECTURE),
+    ],
 )
 def test_machine_code_computes_bit_for_bit_what_its_ptx_does(arch: str, name: str) -> None:
-    np.testing.assert_array_equal(bits(computed(name, CubinFile.read(cubin_for(name, arch)))), computed_by_ptx(name))
+    virtual = virtual_arch(arch)
+    output = computed(name, CubinFile.read(cubin_for(name, arch)), virtual=virtual)
+    np.testing.assert_array_equal(bits(output), computed_by_ptx(name, virtual))
 
 
 def test_one_changed_immediate_changes_the_output(cubin: CubinFile) -> None:
@@ -211,8 +220,8 @@ def test_every_barrier_that_is_taken_away_from_machine_code_is_missed(name: str)
 
 
 def test_architectures_that_are_not_known_are_refused() -> None:
-    with pytest.raises(EmulationError, match="sm_75"):
-        computed(PLAIN, CubinFile.read(cubin_for(PLAIN, "sm_75")))
+    with pytest.raises(EmulationError, match="sm_110"):
+        computed(PLAIN, CubinFile.read(cubin_for(PLAIN, "sm_110")))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from codegen.ir.layer_spec import Conv2d, DataType
 from codegen.ir.tiling import Tiling
 from codegen.keys import ASSEMBLER_SOURCES, MACHINE_SOURCES, assembler_digest, source_files
-from codegen.sass.qualification import CHECKED, Assembler, AssemblerChoice, Trust, assembler_for
+from codegen.sass.qualification import CHECKED, SUPPORTED_ARCHS, Assembler, AssemblerChoice, Trust, assembler_for
 from codegen.source_digest import python_code
 from farm.errors import UsageError
 from farm.qualification import files
@@ -78,7 +78,7 @@ def test_code_that_a_gpu_found_wrong_is_taken_with_no_trust() -> None:
 
 
 def test_an_unsupported_architecture_and_another_level_are_not_direct_with_any_trust() -> None:
-    assert assembler_with(arch="sm_75", trust="checked")[0] == "patch"
+    assert assembler_with(arch="sm_110", trust="checked")[0] == "patch"
     assert assembler_with(optimisation=1, trust="checked")[0] == "patch"
 
 
@@ -90,7 +90,7 @@ def test_one_failure_outweighs_a_pass_on_another_gpu() -> None:
 def test_no_record_qualifies_an_unsupported_architecture() -> None:
     assert assembler_with(qualified(arch="sm_110"), arch="sm_110") == (
         "patch",
-        "the direct assembler supports sm_80, sm_86, sm_89, sm_90, not sm_110",
+        f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not sm_110",
     )
 
 

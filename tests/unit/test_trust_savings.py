@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cli.output.layers import trust_line
 from codegen.ir.layer_spec import Conv2d
 from codegen.selection.tool_time import SKELETON_SECONDS
@@ -20,6 +22,11 @@ from tests.samples import checkpoint, fixed_toolchain, layer
 LARGE = Conv2d(256, 14, 14, 512, 3, 3, padding=(1, 1, 1, 1))
 NET = checkpoint(layer("small", seed=1), layer("large", spec=LARGE))
 OPTIONS = BuildOptions(("sm_75", "sm_90"))
+
+
+@pytest.fixture(autouse=True)
+def _one_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codegen.sass.qualification.SUPPORTED_ARCHS", ("sm_90",))
 
 
 def job(options: BuildOptions) -> NewJob:

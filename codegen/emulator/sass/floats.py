@@ -12,6 +12,7 @@ from codegen.emulator.alu.conversions import conversion
 from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.sass.integers import Run, compare
 from codegen.emulator.sass.state import Instruction, State
+from codegen.sass.isa.encoding import ZERO_REGISTER
 
 _FLOAT_COMPARISONS: Final = {
     1: "lt",
@@ -110,11 +111,21 @@ def _halves(value: Lanes | Any, parts: int, negated: bool, absolute: bool) -> La
 
 
 def _half_to_float(state: State, word: Instruction, mask: Mask) -> None:
-    """HADD2.F32 -RZ, x: converts a half to float32."""
-    if not word.field(78) or word.field(24, 8) != 255 or not word.field(72):
+    """HADD2.F32 -RZ, x or HADD2.F32 x, -RZ: converts a half to float32."""
+    zero, negated = (word.field(24, 8), word.field(32, 8)), (bool(word.field(72)), bool(word.field(63)))
+    if word.field(78) and zero[0] == ZERO_REGISTER and negated[0]:
+        half = _halves(word.b(state), word.field(60, 2), negated[1], absolute=False)
+    elif word.field(78) and zero[1] == ZERO_REGISTER and negated[1] and word.form.low == "register":
+        half = _halves(word.a(state), word.field(74, 2), negated[0], absolute=False)
+    else:
         raise UnsupportedError("HADD2 other than a conversion to float32")
-    half = _halves(word.b(state), word.field(60, 2), bool(word.field(63)), absolute=False)[:, 0]
-    state.put(word, half.astype(np.float32), mask)
+    state.put(word, half[:, 0].astype(np.float32), mask)
+
+
+def _to_half(state: State, word: Instruction, mask: Mask) -> None:
+    """F2F.F16.F32: converts a float32 to a half in the lower bits."""
+    half = _float(word.b(state), word.b_sign()).astype(np.float16)
+    state.put(word, np.broadcast_to(half, state.lanes).view(np.uint16).astype(np.uint32), mask)
 
 
 def _multiply_add_halves(state: State, word: Instruction, mask: Mask) -> None:
@@ -171,6 +182,7 @@ FLOATS: Final[dict[str, Run]] = {
     "HMUL2": _multiply_halves,
     "HFMA2": _multiply_add_halves,
     "HFMA2.MMA": _multiply_add_halves,
+    "F2F": _to_half,
     "F2FP": _to_halves,
     "MUFU": _function,
 }

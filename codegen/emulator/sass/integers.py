@@ -20,6 +20,7 @@ Run = Callable[[State, Instruction, Mask], None]
 """Runs one word for the lanes of a mask."""
 
 _COMPARISONS: Final = {1: "lt", 2: "eq", 3: "le", 4: "gt", 5: "ne", 6: "ge"}
+_COMBINATIONS: Final = {0: np.logical_and, 1: np.logical_or, 2: np.logical_xor}
 _SPECIAL: Final = {
     0x21: "%tid.x",
     0x22: "%tid.y",
@@ -74,12 +75,12 @@ def _select(state: State, word: Instruction, mask: Mask) -> None:
 
 
 def compare(state: State, word: Instruction, mask: Mask, holds: Lanes) -> None:
-    """Writes two predicates: whether the comparison holds, and its opposite, each ANDed with the input predicate."""
-    given = word.input_predicate(state)
-    if word.field(74, 2):
-        raise UnsupportedError("a comparison combined by OR or XOR")
-    state.set_predicate(word.field(84, 3), ~holds & given, mask, uniform=word.uniform)
-    state.set_predicate(word.field(81, 3), holds & given, mask, uniform=word.uniform)
+    """Writes two predicates: whether the comparison holds, and its opposite, each combined with the input predicate."""
+    given, combined = word.input_predicate(state), _COMBINATIONS.get(word.field(74, 2))
+    if combined is None:
+        raise UnsupportedError("a comparison combined otherwise than by AND, OR and XOR")
+    state.set_predicate(word.field(84, 3), combined(~holds, given), mask, uniform=word.uniform)
+    state.set_predicate(word.field(81, 3), combined(holds, given), mask, uniform=word.uniform)
 
 
 def _compare_integers(state: State, word: Instruction, mask: Mask) -> None:

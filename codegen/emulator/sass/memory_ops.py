@@ -38,8 +38,17 @@ def _global_addresses(state: State, word: Instruction, lanes: NDArray[np.intp], 
     number = word.field(24, 8)
     if not word.field(word.architecture.copies.address if word.kind.name == "LDGSTS" else 72) or number == 255:
         raise UnsupportedError("a global access without a 64-bit address")
-    low, high = state.read(number)[lanes], state.read(number + 1)[lanes]
-    return (high.astype(np.uint64) << np.uint64(32) | low) + np.uint64(offset & (1 << 64) - 1)
+    address = _pair(state, number, lanes) + np.uint64(offset & (1 << 64) - 1)
+    if word.field(91) and not word.architecture.descriptors:
+        uniform = word.field(32 if word.kind.name == "LDG" else 64, 6)
+        address = address + _pair(state, uniform, lanes, uniform=True)
+    return address
+
+
+def _pair(state: State, number: int, lanes: NDArray[np.intp], *, uniform: bool = False) -> Lanes:
+    """The 64 bits of two registers."""
+    low, high = (state.read(each, uniform=uniform)[lanes] for each in (number, number + 1))
+    return high.astype(np.uint64) << _32 | low
 
 
 def _shared_addresses(state: State, word: Instruction, lanes: NDArray[np.intp]) -> Lanes:

@@ -19,7 +19,7 @@ from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
-from codegen.sass.isa.opcodes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES, STG
+from codegen.sass.isa.opcodes import FIRST_PREDICATE, INPUT_PREDICATE, PREDICATES
 from codegen.sass.isa.operands import Accesses, Operands, operands
 
 PASSES = 2
@@ -118,7 +118,7 @@ def _chains(words: Words, used: Operands, accumulators: NDArray[np.int64], end: 
     reads, writes = _by_word(used.reads, len(words)), _by_word(used.writes, len(words))
     plain = (encoding.PREDICATE.get(words) == ALWAYS) & (encoding.NEGATED_PREDICATE.get(words) == 0)
     steps = (used.named(*_STEPS) & plain).tolist()
-    stores = (encoding.OPCODE.get(words) == STG).tolist()
+    stores = used.named("STG").tolist()
     first, data = encoding.SOURCE_A.get(words).tolist(), encoding.SOURCE_B.get(words).tolist()
     owner = {register: number for number, register in enumerate(accumulators.tolist())}
     """The accumulator's number by register or predicate that depends on it."""
@@ -238,7 +238,7 @@ def _settle(words: Words, end: int, architecture: Architecture) -> None:
     bare = (encoding.WRITE_SCOREBOARD.get(words) == NO_SCOREBOARD) & (
         encoding.READ_SCOREBOARD.get(words) == NO_SCOREBOARD
     )
-    known = bare & (used.named(*_STEPS) | (encoding.OPCODE.get(words) == STG))
+    known = bare & (used.named(*_STEPS, "STG"))
     moves = np.arange(len(words)) < end - 1
     waited = np.append(encoding.WAIT.get(words)[1:], 0)
     sets = 1 << encoding.WRITE_SCOREBOARD.get(words) | 1 << encoding.READ_SCOREBOARD.get(words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
+from codegen.sass.assemble.scheduling import control, result_cycles
 from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
@@ -96,7 +96,7 @@ def added_up(
         stalls = np.ones(2 * count, dtype=np.int64)
         stalls[count - 1] = max(1, latencies.between("half", "fma") + 1 - count)
         stall.append(stalls)
-    stall[-1][-1] = RESULT_CYCLES
+    stall[-1][-1] = result_cycles(latencies)
     cycles = np.concatenate(stall)
     none = np.zeros(len(cycles), dtype=np.int64)
     upper = np.concatenate(high) | control(cycles, none + NO_SCOREBOARD, none, none)

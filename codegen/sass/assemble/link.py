@@ -172,7 +172,7 @@ class _Code:
         """Appends a body with weight code whose chunks overlap; returns the new places as `append_body` does."""
         chunks, begin = len(body.cuts), self.length
         low, high = np.append(0, weight_code.ends)[[group * chunks, (group + 1) * chunks]].tolist()
-        zeros = zeroes(self.skeleton.accumulators[weight_code.untouched[group]])
+        zeros = zeroes(self.skeleton.accumulators[weight_code.untouched[group]], self.skeleton.architecture.latencies)
         within = slice(int(body.cuts[0]), int(body.cuts[0]) + inserted.before.shape[1])
         whole, place = interleaved(words, within, zeros, weight_code.words[low:high], inserted.of(group))
         _drop_waits(whole, self.frame.unset)
@@ -207,7 +207,8 @@ def _segments(frame: Frame, weight_code: WeightCode, group: int) -> list[Words]:
     segments = [weight_code.words[begin:end] for begin, end in pairwise(bounds)]
     if weight_code.untouched[group].any():
         read = skeleton.wide if skeleton.wide.size else skeleton.accumulators
-        segments[0] = np.concatenate([zeroes(read[weight_code.untouched[group]].ravel()), segments[0]])
+        zeros = zeroes(read[weight_code.untouched[group]].ravel(), skeleton.architecture.latencies)
+        segments[0] = np.concatenate([zeros, segments[0]])
     for chunk, waits in enumerate(body.entry_waits.tolist()):
         if not len(segments[chunk]):
             segments[chunk] = _nop(MOST_STALL)

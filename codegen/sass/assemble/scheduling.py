@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
-from codegen.sass.isa.latencies import RESULTS, SLOTS
+from codegen.sass.isa.latencies import RESULTS, SLOTS, Latencies
 from codegen.sass.isa.opcodes import KIND_MASK
 from codegen.sass.verify.needs import measured, reloads
 from codegen.sass.verify.program import Places, Program
 
-RESULT_CYCLES = 5
-"""From the last multiply-add of a chunk to any use of its result."""
 MOST_STALL = 15
 _UNIFORM_READY: Final = 12
 """Cycles until a load uses a uniform result. ptxas's stores and copies use one after 9, none of its loads did."""
 _SHORT = 3
 """Stalls from here on let another warp issue: the yield bit is 0."""
+
+
+def result_cycles(latencies: Latencies) -> int:
+    """Cycles from the last multiply-add of a chunk to any use of its result: a store takes longest."""
+    return max(latencies.between(result, "memory") for result in ("fma", "half"))
 
 
 def control(

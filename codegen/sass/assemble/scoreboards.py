@@ -23,7 +23,7 @@ from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
 from codegen.sass.isa.operands import operands
-from codegen.sass.skeleton.register_copies import ORDER, READ_ONLY
+from codegen.sass.skeleton.register_copies import ORDER
 
 WEIGHT_CODE: Final = (1, 2, 3, 4, 5)
 """For the loads of the weight code."""
@@ -72,7 +72,9 @@ def separate_early_loads(words: Words, last: int, architecture: Architecture) ->
     return tuple(board for board in WEIGHT_CODE if board != own)
 
 
-def restore_copies(words: Words, loads: NDArray[np.int64], waiting: NDArray[np.int64]) -> None:
+def restore_copies(
+    words: Words, loads: NDArray[np.int64], waiting: NDArray[np.int64], architecture: Architecture
+) -> None:
     """Makes the volatile `loads` of a group body ordinary ones, in place; the words `waiting` wait for them.
 
     One scoreboard counts them and nothing else, so that only the words that store their results wait for them.
@@ -80,7 +82,7 @@ def restore_copies(words: Words, loads: NDArray[np.int64], waiting: NDArray[np.i
     if not len(loads):
         return
     chosen = words[loads]
-    ORDER.put(chosen, READ_ONLY)
+    ORDER.put(chosen, architecture.loads.read_only)
     words[loads] = chosen
     for field in (encoding.WRITE_SCOREBOARD, encoding.READ_SCOREBOARD):
         boards = field.get(words)

@@ -17,10 +17,10 @@ from codegen.sass.assemble.fp16 import HALF_FMA, MATRIX_FMA, ZERO_ADDEND, added_
 from codegen.sass.assemble.group_body import GroupBody
 from codegen.sass.assemble.operand_loads import OperandLoads, Products, changes, operand_loads
 from codegen.sass.assemble.overlapped_chunks import GapWords, InsertedWords, Placement
-from codegen.sass.assemble.scheduling import RESULT_CYCLES, control
+from codegen.sass.assemble.scheduling import control, result_cycles
 from codegen.sass.isa import encoding
 from codegen.sass.isa.encoding import NO_SCOREBOARD, ZERO_REGISTER, Words
-from codegen.sass.isa.latencies import RELOAD_CYCLES, SETTLING_CYCLES
+from codegen.sass.isa.latencies import RELOAD_CYCLES, SETTLING_CYCLES, Latencies
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, LDS, UNIFORM_ADDRESS
 from codegen.sass.skeleton.reader import Skeleton
 
@@ -29,8 +29,6 @@ MOST_LOADS = 0.25
 
 While a multiprocessor loads for one warp it can multiply and add for four.
 """
-FMA_CYCLES = 4
-"""From a multiply-add to one that adds to its result."""
 _FMA = FFMA_IMMEDIATE | encoding.ALWAYS << 12
 _LOAD = LDS | encoding.ALWAYS << 12
 _UNIFORM_ADDRESS = 1 << UNIFORM_ADDRESS.first - 64
@@ -85,7 +83,7 @@ class WeightCode:
             _choose_fp16_units(code, plan, skeleton)
         else:
             _set_reuse(code, plan)
-        _set_stalls(code, plan)
+        _set_stalls(code, plan, skeleton)
         if plan.gap is not None and plan.placement is not None:
             _make_room(code, plan, plan.gap, plan.placement)
         words, ends = _with_additions(code.words(), plan.ends(), skeleton, weights.added)
@@ -269,7 +267,7 @@ def _emit_loads(code: _Instructions, plan: _Plan, skeleton: Skeleton) -> None:
     pointer, chunk = loads.pointer, loads.segment % plan.chunks
     offset = skeleton.offsets[chunk, pointer] + loads.offset
     low = _LOAD | loads.register << 16 | skeleton.pointers[chunk, pointer] << 24 | (offset & 0xFFFFFF) << 40
-    high = encoding.SIZE_OF_REGISTERS[loads.words] << 9
+    high = encoding.SIZE_OF_REGISTERS[loads.words] << 9 | skeleton.architecture.loads.shared
     uniform = np.where(pointer == 0, skeleton.uniform[chunk], -1)
     code.low[at] = low | np.where(uniform < 0, 0, uniform << 32)
     high |= np.where(pointer == 0, skeleton.scale[chunk], 0) << encoding.SCALE.first - 64
@@ -300,10 +298,11 @@ def _set_reuse(code: _Instructions, plan: _Plan) -> None:
     code.reuse[plan.at_fma[:-1]] = kept & ~parted[1:]
 
 
-def _set_stalls(code: _Instructions, plan: _Plan) -> None:
+def _set_stalls(code: _Instructions, plan: _Plan, skeleton: Skeleton) -> None:
     """Stalls for results that later instructions use, registers that are loaded again, and scoreboards waited for."""
-    stall, transform = code.stall, plan.loads.transform
-    for cycles, operand in ((FMA_CYCLES, code.addend), (transform.cycles, code.multiplicand)):
+    stall, transform, latencies = code.stall, plan.loads.transform, skeleton.architecture.latencies
+    unit = "half" if skeleton.template.accumulators.packed else "fma"
+    for cycles, operand in ((latencies.between(unit, unit), code.addend), (transform.cycles, code.multiplicand)):
         for distance in range(1, cycles):
             depends = np.flatnonzero(code.result[:-distance] == operand[distance:])
             stall[depends] = np.maximum(stall[depends], cycles + 1 - distance)
@@ -315,7 +314,7 @@ def _set_stalls(code: _Instructions, plan: _Plan) -> None:
     stall[reloaded] = np.maximum(stall[reloaded], RELOAD_CYCLES)
     settles = np.flatnonzero((code.waits[1:] >> np.minimum(code.sets[:-1], encoding.SCOREBOARDS)) & 1)
     stall[settles] = np.maximum(stall[settles], SETTLING_CYCLES)
-    stall[plan.at_last] = np.maximum(stall[plan.at_last], RESULT_CYCLES)
+    stall[plan.at_last] = np.maximum(stall[plan.at_last], result_cycles(latencies))
     code.reuse[plan.at_last] = 0
 
 
@@ -334,12 +333,12 @@ def _make_room(code: _Instructions, plan: _Plan, gap: GapWords, placement: Place
     stall[ends] = np.maximum(stall[ends], missing[followed])
 
 
-def zeroes(registers: NDArray[np.int64]) -> Words:
+def zeroes(registers: NDArray[np.int64], latencies: Latencies) -> Words:
     """[registers]: instructions that set each register to zero."""
     low = _FMA | registers << 16 | ZERO_REGISTER << 24
     none = np.zeros(len(registers), dtype=np.int64)
     stalls = none + 1
-    stalls[-1:] = RESULT_CYCLES
+    stalls[-1:] = result_cycles(latencies)
     high = ZERO_REGISTER | control(stalls, none + NO_SCOREBOARD, none, none)
     return np.stack([low.view(np.uint64), high.view(np.uint64)], axis=1)
 

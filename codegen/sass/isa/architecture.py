@@ -32,6 +32,16 @@ class CopyBits:
     """The first of two bits, how often 4 bytes are doubled."""
 
 
+@dataclass(frozen=True)
+class LoadBits:
+    """Bits of LDG and LDS."""
+
+    read_only: int = 2
+    """Order of a load from memory that nobody writes, LDG.CONSTANT."""
+    shared: int = 0
+    """The upper half of each LDS of ptxas."""
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """Facts about the words of an architecture, for whoever writes, checks or emulates them."""
@@ -52,10 +62,15 @@ class Architecture:
     """Whether the tensor cores' unit has packed float16 multiply-adds, HFMA2.MMA."""
     scaled_addresses: bool = False
     """Whether an address in shared memory may be a multiple of a register: [R.X4]."""
+    barriers_drain: bool = False
+    """Whether a warp passes BAR only after its memory accesses have read their operands."""
+    descriptors: bool = True
+    """Whether the uniform registers of an access to global memory hold a descriptor, not a summand of the address."""
     branch_pieces: int = 2
     """Pieces of a word that hold the distance of a BRA."""
     constants: ConstantPlaces = ConstantPlaces()
     copies: CopyBits = CopyBits()
+    loads: LoadBits = LoadBits()
     shared_base: int = 1024
     """Address of the first byte of a block's own shared memory."""
     shared_kib: int = 228

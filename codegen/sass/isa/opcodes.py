@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codegen.sass.isa.encoding import DESTINATION, Field
 
 Unit = Literal[
@@ -413,6 +416,12 @@ _NUMBERS: Final = {row.name: row.number for row in _ROWS}
 KIND_MASK: Final = 0x1FF
 """The lower nine bits of an opcode."""
 FORM_SHIFT: Final = 9
+
+
+def are_of_kind(opcodes: NDArray[np.int64], opcode: int) -> NDArray[np.bool_]:
+    """[words]: whether opcodes of twelve bits are of an instruction, wherever its operands come from."""
+    same: NDArray[np.bool_] = opcodes & KIND_MASK == opcode & KIND_MASK
+    return same
 
 
 def _opcode(name: str, upper: int) -> int:

@@ -37,6 +37,7 @@ from codegen.sass.isa.opcodes import (
     UNIFORM_ADDRESS,
     UNIFORM_C,
     WARPSYNC,
+    are_of_kind,
 )
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
@@ -209,7 +210,9 @@ class Skeleton:
             uniform=pointers.uniform,
             scale=pointers.scale,
             offsets=pointers.offsets,
-            residuals=_last(branch + np.flatnonzero(opcodes[body] == LDG), sum(map(len, template.residuals))),
+            residuals=_last(
+                branch + np.flatnonzero(are_of_kind(opcodes[body], LDG)), sum(map(len, template.residuals))
+            ),
             ring=ring.registers,
             markers=markers,
             zeroed=zeroed,
@@ -222,7 +225,7 @@ class Skeleton:
             one=int(encoding.DESTINATION.get(words)[last]),
             template=template,
             overlaps=ring.overlaps,
-            stores=branch + np.flatnonzero(opcodes[body] == STG),
+            stores=branch + np.flatnonzero(are_of_kind(opcodes[body], STG)),
         )
         if len(skeleton.stores) < len(ending.biases.words):
             raise MachineCodeError("an output is not stored")

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from codegen.errors import MachineCodeError
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import Field, Words
-from codegen.sass.isa.opcodes import LDG
+from codegen.sass.isa.opcodes import LDG, are_of_kind
 from codegen.sass.isa.operands import operands
 
 ORDER = Field(78, 3)
 """Memory order of a load."""
-READ_ONLY, VOLATILE = 2, 5
+VOLATILE = 5
 
 
 def held_in_place(line: str) -> str:
@@ -28,7 +28,7 @@ def held_in_place(line: str) -> str:
 def loads_of(words: Words, opcodes: NDArray[np.int64], within: slice) -> NDArray[np.int64]:
     """The volatile loads from global memory."""
     found: NDArray[np.int64] = within.start + np.flatnonzero(
-        (opcodes[within] == LDG) & (ORDER.get(words[within]) == VOLATILE)
+        are_of_kind(opcodes[within], LDG) & (ORDER.get(words[within]) == VOLATILE)
     )
     return found
 

@@ -29,7 +29,7 @@ from codegen.sass.isa.encoding import (
     Words,
 )
 from codegen.sass.isa.latencies import result_index, slot_index
-from codegen.sass.isa.opcodes import PREDICATES, UNIFORM_BRANCH, UNIFORM_PREDICATES, UNIFORM_REGISTERS
+from codegen.sass.isa.opcodes import MEMORY_UNITS, PREDICATES, UNIFORM_BRANCH, UNIFORM_PREDICATES, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Accesses, operands
 
 Places = NDArray[np.int64]
@@ -92,10 +92,14 @@ class Program:
             chosen = np.flatnonzero(scoreboards == scoreboard)
             if not len(chosen) or not len(places):
                 continue
-            found[chosen] = np.append(places, len(self))[np.searchsorted(places, after[chosen], "right")]
-        beyond = self.segment[np.minimum(found, len(self) - 1)] != self.segment[after]
-        found[beyond] = len(self)
+            found[chosen] = self._next_of(places, after[chosen])
         return found
+
+    def _next_of(self, places: Places, after: Places) -> Places:
+        """For each place `after`, the first of these later places, if it is in the same segment."""
+        found = np.append(places, len(self))[np.searchsorted(places, after, "right")]
+        beyond = self.segment[np.minimum(found, len(self) - 1)] != self.segment[after]
+        return np.where(beyond, len(self), found)
 
     @cached_property
     def covering(self) -> Places:
@@ -157,6 +161,11 @@ class Program:
         places = np.flatnonzero(self.asynchronous)
         for boards in (self.read_scoreboard, self.write_scoreboard):
             result[places] = np.minimum(result[places], self.first_wait(places, boards[places]))
+        if self.architecture.barriers_drain:
+            places = np.flatnonzero(self.used.where(*MEMORY_UNITS))
+            barriers = np.flatnonzero(self.used.named("BAR") & (self.guard == ALWAYS))
+            result[places] = np.minimum(result[places], self._next_of(barriers, places))
+        places = np.flatnonzero(self.asynchronous)
         for queue in np.unique(self.slots[places]):
             of = places[self.slots[places] == queue]
             result[of] = self._least_from(result, of)
