@@ -15,11 +15,12 @@ from codegen.sass.assemble import assembler
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.architectures import ARCHITECTURES, architecture_named
-from codegen.sass.isa.encoding import OPCODE, STALL
+from codegen.sass.isa.encoding import ALWAYS, OPCODE, STALL
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 from codegen.sass.skeleton.marker_ptx import PAIRED_DEMAND, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.sass.verify import hazards
+from codegen.sass.verify.program import Program
 from codegen.toolchain.tools import find_toolchain
 from tests.toolchain.latency_chains import latency_chain
 from tests.toolchain.machine_case import computed, expected, template_of, weights_of, whole_layer
@@ -133,6 +134,20 @@ def test_multiply_adds_of_a_slow_pipe_are_two_cycles_apart_or_refused(arch: str)
     STALL.put(words[place : place + 1], 1)
     found = hazards.check(words, cubin.registers, architecture_named(arch))
     assert any(f"shares a pipe with word {place}" in each.reason for each in found)
+
+
+def test_a_load_of_sm_75_overwrites_a_result_after_six_cycles_or_is_refused() -> None:
+    """Zeroes for inputs beside the map, which loads with a predicate replace."""
+    cubin = directly("whole rows", "sm_75")
+    words, known = cubin.words, architecture_named("sm_75")
+    code = Program(words, np.zeros(0, dtype=np.int64), known)
+    loads = code.used.writes.where((code.used.named("LDG") & (code.guard != ALWAYS))[code.used.writes.word])
+    writer = code.used.writes.before(loads.resource, loads.word)
+    near = np.flatnonzero(code.cycles[loads.word] - code.cycles[writer] == 6)
+    assert len(near)
+    place = int(loads.word[near[0]]) - 1
+    STALL.put(words[place : place + 1], STALL.get(words)[place] - 1)
+    assert any("5 cycles after" in each.reason for each in hazards.check(words, cubin.registers, known))
 
 
 @pytest.mark.parametrize(("arch", "has_them"), [("sm_75", False), ("sm_80", True), ("sm_86", False), ("sm_89", False)])

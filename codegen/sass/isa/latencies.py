@@ -49,6 +49,8 @@ class Latencies:
     """[result]: until a word that does not read it may overwrite it."""
     matrix_overwrite: int
     """A result of HFMA2.MMA, for another HFMA2.MMA that overwrites it."""
+    load_overwrite: int
+    """Any result, for a word of unknown latency that overwrites it."""
 
     @staticmethod
     def of(
@@ -59,6 +61,7 @@ class Latencies:
         longest: int,
         moved_uniform: int,
         overwritten_matrix: tuple[int, int],
+        overwritten_by_load: int = 1,
     ) -> Latencies:
         """From rows by result; a register's operand slots in the order of READERS, others by name.
 
@@ -78,6 +81,7 @@ class Latencies:
             moved_uniform=moved_uniform,
             overwrite=np.array([other if of == "matrix" else 1 for of in RESULTS], dtype=np.int64),
             matrix_overwrite=same,
+            load_overwrite=overwritten_by_load,
         )
 
     @cached_property

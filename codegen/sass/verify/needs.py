@@ -34,6 +34,7 @@ def measured(code: Program, writer: Places, places: Places, resources: Places, *
     if writing:
         both = (code.results[writer] == latencies.MATRIX) & (code.results[places] == latencies.MATRIX)
         after = np.where(both, least.matrix_overwrite, least.overwrite[code.results[writer]])
+        after = np.where(code.asynchronous[places], np.maximum(after, least.load_overwrite), after)
         # A word that also reads the register is checked as a reader.
         return np.where(code.used.reads.hold(resources, places), 1, after)
     result, slot = result_class(code, writer, resources), slot_class(code, places, resources)

@@ -9,7 +9,7 @@ from codegen.sass.isa.architecture import Architecture, LoadBits
 from codegen.sass.isa.architectures.before_hopper import CONSTANTS
 from codegen.sass.isa.architectures.before_hopper import OPCODES as AMPERE
 from codegen.sass.isa.latencies import Latencies
-from codegen.sass.isa.opcodes import Opcode, opcodes_with
+from codegen.sass.isa.opcodes import Opcode
 from codegen.sass.isa.published_latencies import TURING
 
 _HALVES_A: Final = (74, 2)
@@ -19,16 +19,17 @@ _STG: Final = (0xE1 << 72, 0x400E1 << 72)
 _LDS: Final = (0x1 << 76,)
 """LDS.U"""
 
-OPCODES: Final = opcodes_with(
-    *(row for row in AMPERE.values()),
+_LACKING: Final = ("HFMA2.MMA", "LDGSTS", "LDGDEPBAR")
+_ROWS: Final = (
     Opcode(0x104, "F2F", "function", 1, 0, 1, queue=2, understood=((62, 2),), fixed=(0x2008 << 72,)),
     replace(AMPERE[0x30], understood=(*(AMPERE[0x30].understood or ()), _HALVES_A)),
     replace(AMPERE[0x11D], fixed=(0,)),
     replace(AMPERE[0x181], fixed=_LDG),
     replace(AMPERE[0x184], fixed=_LDS),
     replace(AMPERE[0x186], fixed=_STG),
-    without=("VIADD", "VIADDMNMX", "VIMNMX", "UCGABAR", "LD", "HFMA2.MMA", "LDGSTS", "LDGDEPBAR"),
 )
+"""F2F.F16.F32 and the loads, stores and barriers of Turing."""
+OPCODES: Final = {row.number: row for row in (*AMPERE.values(), *_ROWS) if row.name not in _LACKING}
 _LATENCIES: Final = Latencies.of(
     registers={
         "fma": (4, 6, 6, 5, 4, 4, 4, 8, 6),
@@ -46,7 +47,9 @@ _LATENCIES: Final = Latencies.of(
     longest=12,
     moved_uniform=2,
     overwritten_matrix=(1, 1),
+    overwritten_by_load=6,
 )
+"""Distances that ptxas 13.0.88 leaves, seen in 180 cubins (211,648 words); half to fma and lower as published."""
 
 SM_75: Final = Architecture(
     capability=75,
