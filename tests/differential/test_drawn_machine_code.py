@@ -6,6 +6,7 @@ import pytest
 
 from codegen.sass.qualification import SUPPORTED_ARCHS
 from tests.differential.drawn_layers import DrawnLayer, Recipe
+from tests.differential.geometries import Geometry
 from tests.differential.listed_geometries import GEOMETRIES
 from tests.differential.machine_code import MachineCode
 
@@ -20,6 +21,13 @@ def test_drawn_layers_compute_in_machine_code_what_their_ptx_does(arch: str) -> 
     for number, geometry in enumerate(chosen):
         assert code.agreement(DrawnLayer(geometry, Recipe(number, sparsity=0.5))).ok
     assert code.equal[arch] > code.refused.total(), str(code)
+
+
+def test_a_uniform_register_that_few_lanes_write_is_the_whole_warps() -> None:
+    """ptxas keeps descriptors in registers, and moves them with a predicate."""
+    code, geometry = MachineCode(("sm_86",)), Geometry("Conv", 32, 2, (357,), (7,), (3,), (0, 0), group=2, batch=1)
+    assert code.agreement(DrawnLayer(geometry, Recipe(1505), place=0.251)).ok
+    assert code.equal["sm_86"] == 1
 
 
 def test_another_bit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

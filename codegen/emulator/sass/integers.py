@@ -253,15 +253,20 @@ def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
 
 
 def _to_uniform(state: State, word: Instruction, mask: Mask) -> None:
-    """R2UR: the result is defined only if the register is equal in all lanes of the warp that run the word."""
-    value, threads = word.a(state), state.memories.shared.threads
-    runs = np.broadcast_to(True if mask is None else mask, state.lanes).reshape(-1, threads)
+    """R2UR: the result is defined only if the register is equal in all lanes of the warp that run the word.
+
+    The uniform register is the whole warp's, also where only some of its lanes run the word.
+    """
+    threads = state.memories.shared.threads
+    value, runs = word.a(state).reshape(-1, threads).copy(), np.zeros((state.lanes // threads, threads), dtype=np.bool_)
+    runs[:] = np.broadcast_to(True if mask is None else mask, state.lanes).reshape(-1, threads)
     for first in range(0, threads, WARP_LANES):
-        warps, run = value.reshape(-1, threads)[:, first : first + WARP_LANES], runs[:, first : first + WARP_LANES]
-        least = np.where(run, warps, np.uint32(_MASK)).min(axis=1)
-        if (np.where(run, warps, np.uint32(0)).max(axis=1) > least).any():
+        warps, run = value[:, first : first + WARP_LANES], runs[:, first : first + WARP_LANES]
+        least = np.where(run, warps, np.uint32(_MASK)).min(axis=1, keepdims=True)
+        if (np.where(run, warps, np.uint32(0)).max(axis=1, keepdims=True) > least).any():
             raise UnsupportedError("R2UR of a register that differs within a warp")
-    state.write(word.field(16, 6), value, mask, uniform=True)
+        warps[:], run[:] = least, run.any(axis=1, keepdims=True)
+    state.write(word.field(16, 6), value.reshape(-1), runs.reshape(-1), uniform=True)
 
 
 INTEGERS: Final[dict[str, Run]] = {
