@@ -30,7 +30,7 @@ from tests.toolchain.test_nvdisasm import check_registers
 from tests.toolchain.test_sass_faults import check_faults
 from tests.toolchain.test_sass_hazards import is_refused_one_cycle_sooner, nearest_in_chain
 
-ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89")
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89")
 OFTEN, DRAWN = 15, 20
 """Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"
@@ -122,6 +122,20 @@ def test_pointers_marked_in_pairs_give_the_same_outputs(arch: str, monkeypatch: 
     np.testing.assert_array_equal(output, expected(case, weights, arch=arch))
 
 
+@pytest.mark.parametrize("arch", ["sm_86", "sm_87", "sm_89"])
+def test_two_words_of_the_integer_pipe_are_two_cycles_apart_or_refused(arch: str) -> None:
+    cubin = directly("whole rows", arch)
+    words, known = cubin.words, architecture_named(arch)
+    code = Program(words, np.zeros(0, dtype=np.int64), known)
+    products = np.flatnonzero(code.used.named("IMAD", "IMAD.WIDE", "IMAD.HI"))
+    next_to = products[:-1][(np.diff(products) == 1) & (np.diff(code.segment[products]) == 0)]
+    assert len(next_to)
+    assert code.stalls[next_to].min() == 2
+    place = int(next_to[0])
+    STALL.put(words[place : place + 1], 1)
+    assert any("shares a pipe" in each.reason for each in hazards.check(words, cubin.registers, known))
+
+
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
 def test_multiply_adds_of_a_slow_pipe_are_two_cycles_apart_or_refused(arch: str) -> None:
     cubin = directly(PLAIN, arch)
@@ -150,7 +164,7 @@ def test_a_load_of_sm_75_overwrites_a_result_after_six_cycles_or_is_refused() ->
     assert any("5 cycles after" in each.reason for each in hazards.check(words, cubin.registers, known))
 
 
-@pytest.mark.parametrize(("arch", "has_them"), [("sm_75", False), ("sm_80", True), ("sm_86", False), ("sm_89", False)])
-def test_packed_multiply_adds_go_to_the_tensor_cores_only_where_these_have_them(arch: str, has_them: bool) -> None:
+@pytest.mark.parametrize("arch", ARCHS)
+def test_packed_multiply_adds_go_to_the_tensor_cores_only_where_these_have_them(arch: str) -> None:
     words = directly("float16, several rows a thread, added up in float16", arch).words
-    assert (OPCODE.get(words) == HFMA2_MMA_IMMEDIATE).any() == has_them
+    assert (OPCODE.get(words) == HFMA2_MMA_IMMEDIATE).any() == (arch in ("sm_80", "sm_87"))

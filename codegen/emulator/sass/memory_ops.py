@@ -220,8 +220,9 @@ def _arrive(state: State, word: Instruction, mask: Mask) -> None:
 
 
 def _which_lanes(state: State, word: Instruction, mask: Mask) -> None:
-    """BMOV: saves a convergence barrier to a register, which is only ever restored."""
-    state.write(word.to, np.zeros(state.lanes, dtype=np.uint32), mask)
+    """BMOV: saves a convergence barrier to a register or another barrier, which is only ever restored."""
+    if not word.field(11):
+        state.write(word.to, np.zeros(state.lanes, dtype=np.uint32), mask)
 
 
 def _nothing(_: State, __: Instruction, ___: Mask) -> None:

@@ -16,7 +16,7 @@ from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import SETTLING_CYCLES
-from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, UNIFORM_REGISTERS
+from codegen.sass.isa.opcodes import BRA, FADD_IMMEDIATE, MOV, MOV_IMMEDIATE, PREDICATES, UNIFORM_REGISTERS
 from codegen.sass.isa.operands import Operands, operands
 from codegen.sass.skeleton.epilogue_code import put_zero_for
 from codegen.sass.skeleton.reader import CONTROL, Skeleton
@@ -176,6 +176,7 @@ def without_marker_scoreboards(skeleton: Skeleton) -> Words:
     moved = np.zeros(len(words), dtype=np.bool_)
     if skeleton.moves is not None:
         gone[skeleton.moves.words] = moved[skeleton.moves.words] = True
+    using = _using_registers(used)
     has_result = used.per_word(lambda opcode: opcode.result) != 0
     sets, reads = encoding.WRITE_SCOREBOARD.get(words), encoding.READ_SCOREBOARD.get(words)
     bare: list[int] = []
@@ -184,7 +185,7 @@ def without_marker_scoreboards(skeleton: Skeleton) -> Words:
         if moved[place] and board == NO_SCOREBOARD:
             board = MOVES
         if not gone[place]:
-            if board == NO_SCOREBOARD:
+            if board == NO_SCOREBOARD and place in using:
                 bare.append(place)
         elif board != NO_SCOREBOARD and bare:
             for each in bare:
@@ -199,6 +200,15 @@ def without_marker_scoreboards(skeleton: Skeleton) -> Words:
     if skeleton.moves is not None:
         _wait_for_readers(words, used, skeleton.moves.words)
     return words
+
+
+def _using_registers(used: Operands) -> set[int]:
+    """Words that read or write a register: others, such as moves between convergence barriers, wait for nothing."""
+    return {
+        place
+        for each in (used.reads, used.writes)
+        for place in each.word[(each.resource < PREDICATES) | (each.resource >= UNIFORM_REGISTERS)].tolist()
+    }
 
 
 def _wait_for_readers(words: Words, used: Operands, moves: NDArray[np.int64]) -> None:

@@ -9,11 +9,12 @@ from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures.sm_75 import SM_75
 from codegen.sass.isa.architectures.sm_80 import SM_80
 from codegen.sass.isa.architectures.sm_86 import SM_86
+from codegen.sass.isa.architectures.sm_87 import SM_87
 from codegen.sass.isa.architectures.sm_89 import SM_89
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.architectures.sm_100 import SM_100
 
-ARCHITECTURES: Final = {each.capability: each for each in (SM_75, SM_80, SM_86, SM_89, SM_90, SM_100)}
+ARCHITECTURES: Final = {each.capability: each for each in (SM_75, SM_80, SM_86, SM_87, SM_89, SM_90, SM_100)}
 """By the architecture's number: 90 for sm_90."""
 
 

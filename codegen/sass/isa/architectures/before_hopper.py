@@ -65,3 +65,5 @@ LATENCIES: Final = Latencies.of(
 )
 """Distances that ptxas 13.0.88 leaves, seen in 112 cubins of each of the three; else sm_90's."""
 CONSTANTS: Final = ConstantPlaces(descriptor=0x118)
+INTEGERS: Final = (frozenset({"IMAD", "IMAD.WIDE", "IMAD.HI"}), 2)
+"""The interval of a pipe that float words do not share on sm_86, sm_87 and sm_89."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from codegen.sass.isa.architecture import Architecture
-from codegen.sass.isa.architectures.before_hopper import CONSTANTS, LATENCIES, OPCODES
+from codegen.sass.isa.architectures.before_hopper import CONSTANTS, INTEGERS, LATENCIES, OPCODES
 from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
 
 SM_89: Final = Architecture(
@@ -13,6 +13,7 @@ SM_89: Final = Architecture(
     opcodes=OPCODES,
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
+    intervals=(INTEGERS,),
     kept_intervals=((frozenset({"HFMA2", "HMUL2"}), 2),),
     matrix_halves=False,
     scaled_addresses=True,
