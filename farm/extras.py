@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
-Extra = Literal["gpu", "metrics", "peers", "plots", "postgres", "reference", "torch"]
+Extra = Literal["gpu", "metrics", "otel", "peers", "plots", "postgres", "reference", "torch"]
 
 
 def how_to_install(extra: Extra) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from cli.output.coverage import skipped_json
 from cli.output.format import archs_text, duration, moment
 from cli.output.table import EXTRA, Column, fitted_table
-from farm.jobs.model import Job, Status
+from farm.jobs.model import Job, Status, trace_id
 
 STATUS_STYLES = {
     Status.PENDING: "yellow",
@@ -122,6 +122,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "running": job.running,
         "ends_at": job.ends_at.isoformat() if job.ends_at else None,
         "tries": job.tries,
+        "trace": trace_id(job.id),
         "status": str(job.status),
         "claimed": job.claimed,
         "reason": job.reason,

@@ -43,6 +43,8 @@ class Settings:
     """sqlite:////... or postgresql+psycopg://...; it may hold a password, so show it `redacted`."""
     price: Price | None
     """Price of CPU time; None: costs are not shown."""
+    otlp_endpoint: str | None
+    """Receiver of traces; None: none are made."""
     ray_address: str | None
     """None: Ray on this machine."""
     namespace: str

@@ -271,6 +271,11 @@ SETTINGS: tuple[Setting, ...] = (
         _nothing, "no costs are shown",
     ),
     Setting(
+        "otlp_endpoint", "FARM_OTLP_ENDPOINT", "traces", "otlp_endpoint", Kind("URL", _endpoint),
+        "An OpenTelemetry receiver, as in `http://host:4318`, that gets a trace of each job (extra `otel`).",
+        _nothing, "no traces",
+    ),
+    Setting(
         "ray_address", "FARM_RAY_ADDRESS", "ray", "address", OPTIONAL_TEXT,
         "The Ray cluster that builds, as in `host:6379`.",
         _nothing, "Ray on this machine",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -293,6 +294,11 @@ class Job:
     def claimed(self) -> bool:
         """Whether a coordinator has taken the job but not started it."""
         return self.status is Status.RUNNING and self.started_at is None
+
+
+def trace_id(job_id: str) -> str:
+    """Id of a job's OpenTelemetry trace, which all its tries share: 32 hexadecimal digits."""
+    return hashlib.sha256(job_id.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)

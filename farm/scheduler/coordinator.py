@@ -25,6 +25,7 @@ from farm.scheduler.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
 from farm.scheduler.progress import Progress
 from farm.scheduler.retry import RetryPolicy
 from farm.scheduler.run import Run
+from farm.scheduler.traces import Traces, open_traces
 from farm.store.contract import Store
 from farm.worker.messages import Fault
 
@@ -103,6 +104,12 @@ class Coordinator:
         self._work(claim, lambda: drain, serves=True)
 
     def _work(self, claim: Callable[[], list[str]], over: Callable[[], bool], *, serves: bool) -> None:
+        with open_traces(self._settings.otlp_endpoint, self._clock) as traces:
+            self._work_traced(claim, over, traces, serves=serves)
+
+    def _work_traced(
+        self, claim: Callable[[], list[str]], over: Callable[[], bool], traces: Traces | None, *, serves: bool
+    ) -> None:
         coordinators = self._ledger.coordinators
         coordinators.register(self.name, self.node, serves=serves, lease_seconds=self._lease_seconds)
         retry_policy = RetryPolicy(self._settings, self._toolchain.ptxas_version)
@@ -113,6 +120,7 @@ class Coordinator:
             self._progress,
             timeout_seconds=self._settings.job_timeout_seconds,
             clock=self._clock,
+            traces=traces,
         )
         try:
             with Lease(

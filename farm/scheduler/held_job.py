@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from farm.jobs.model import Build, Job, Status, count_cubins
 from farm.scheduler.plan import Target
+from farm.scheduler.traces import JobTimes
 from farm.worker.messages import Fault
 
 
@@ -43,6 +44,8 @@ class HeldJob:
     """Failed cubins in order of arrival."""
     running: int = 0
     """Number of running requests, as last recorded in the ledger."""
+    times: JobTimes = field(default_factory=JobTimes)
+    """Its stages, for its trace."""
     ends_at: float = math.inf
     """Estimated end by the clock, as last recorded in the ledger."""
 

@@ -26,6 +26,7 @@ from farm.scheduler.plan import Plan, Target, no_longer_whole, plan, plan_of
 from farm.scheduler.progress import Progress, RunStatus
 from farm.scheduler.retry import LOWER_LEVEL, RetryPolicy
 from farm.scheduler.run import CubinDone, Event, Retried, Submitted, TemplateDone
+from farm.scheduler.traces import Traces
 from farm.worker.messages import CubinRequest, Failure, Fault, TemplateRequest
 
 OUTLOOK_SHARE = 0.05
@@ -51,6 +52,7 @@ class HeldJobs:
         *,
         timeout_seconds: float,
         clock: Clock,
+        traces: Traces | None = None,
     ) -> None:
         self._ledger = ledger
         self._coordinator = coordinator
@@ -58,6 +60,7 @@ class HeldJobs:
         self._progress = progress
         self._timeout_seconds = timeout_seconds
         self._clock = clock
+        self._traces = traces
         self._held_jobs: dict[str, HeldJob] = {}
         """Unfinished jobs by id."""
         self._results: list[BuildResult] = []
@@ -81,6 +84,7 @@ class HeldJobs:
 
     def begin(self, job_ids: Sequence[str], toolchain: Toolchain) -> Plan:
         """Read claimed jobs and plan them together. A job that cannot be read or planned ends alone."""
+        began = self._clock.now()
         begun = [held for job_id in job_ids if (held := self._read(job_id, toolchain)) is not None]
         try:
             todo = self._plan(begun, toolchain)
@@ -95,6 +99,8 @@ class HeldJobs:
         for held in begun:
             held.left, held.planned = held.total, True
             self._say(held, "info", f"planned: {of_job[held.job.id]} templates, {held.left} cubins")
+        if self._traces is not None:
+            self._traces.planned([held.times for held in begun], began)
         if begun:
             self._progress.planned([held.job for held in begun], _builds(begun), todo)
         return todo
@@ -167,6 +173,8 @@ class HeldJobs:
             match event:
                 case Submitted():
                     self._progress.submitted(event.request)
+                    if self._traces is not None:
+                        self._traces.submitted(event.request)
                 case Retried():
                     self._take_retried(event)
                 case TemplateDone():
@@ -204,6 +212,8 @@ class HeldJobs:
             job = held_jobs[0].job.id if held_jobs else ""
             self._runs.append(TemplateRun(uuid.uuid4().hex, result.key, job, result.seconds))
         new = [held for held in held_jobs if result.key not in held.template_seconds]
+        if self._traces is not None:
+            self._traces.template_done([held.times for held in new], result.key, name)
         if result.warning:
             self._progress.repaired(name, result.warning)
         for held in new:
@@ -247,6 +257,10 @@ class HeldJobs:
         if (failure := done.result.failure) is not None and failure.fault is Fault.PARTS:
             self._to_cut += [(target, failure.message) for target in done.targets]
             return
+        if self._traces is not None:
+            found = [(self._held_jobs.get(target.job), target) for target in done.targets]
+            named = [(held.times, held.cubin_name(target)) for held, target in found if held is not None]
+            self._traces.cubin_done(named, done.request, done.result)
         for i, target in enumerate(done.targets):
             if (held := self._held_jobs.get(target.job)) is not None:
                 # Further targets share the cubin that was built for the first.
@@ -369,6 +383,8 @@ class HeldJobs:
         self._forget(job_id)
         if self._ledger.finish(job_id, status, reason, holder=self._coordinator, fault=fault):
             self._ledger.add_event(job_id, "info" if status is Status.SUCCEEDED else "error", reason or "succeeded")
+            if self._traces is not None:
+                self._traces.ended(self._ledger.job(job_id), held.times)
         self._progress.job_done(self._ledger.job(job_id))
 
     def _forget(self, job_id: str) -> None:
