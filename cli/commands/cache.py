@@ -95,7 +95,10 @@ def remove(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A record's key or a blob's digest, or a unique prefix.")],
     force: Annotated[bool, typer.Option("--force", help="Remove it even if jobs still refer to it.")] = False,
 ) -> None:
-    """Remove one record, so that it is rebuilt on the next use, or one blob."""
+    """Remove one record, so that it is rebuilt on the next use, or one blob.
+
+    A blob that no job has built, such as weights, stays in the trash for a week and comes back if it is used.
+    """
     with _farm() as farm:
         removed = farm.remove_cached(name, force=force)
     rest = (

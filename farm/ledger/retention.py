@@ -79,6 +79,12 @@ class Retention:
         with self._database.reading() as connection:
             return sorted(connection.execute(query).scalars())
 
+    def made(self, digest: str) -> bool:
+        """Whether a blob is the cubin or the PTX of a result, which is built again if it is missed."""
+        is_made = select(results.c.build).where(or_(results.c.cubin == digest, results.c.ptx == digest)).limit(1)
+        with self._database.reading() as connection:
+            return connection.execute(is_made).first() is not None
+
     def count_older(self, older_than_seconds: float) -> int:
         """Number of jobs that ended longer ago than that."""
         with self._database.reading() as connection:

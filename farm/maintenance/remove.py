@@ -58,7 +58,8 @@ def read_blob(store: Store, prefix: str) -> bytes:
 def remove_cached(store: Store, ledger: Ledger, prefix: str, *, force: bool = False) -> Stored:
     """Removes a record or a blob; a record's blobs become garbage unless referred to elsewhere.
 
-    Raises UsageError if jobs refer to it, unless forced.
+    A blob that no job has built goes into the trash, since nothing may be able to build it again. Raises UsageError
+    if jobs refer to it, unless forced.
     """
     found = find_stored(store, prefix)
     if not force and (users := ledger.retention.users(found.name)):
@@ -68,7 +69,8 @@ def remove_cached(store: Store, ledger: Ledger, prefix: str, *, force: bool = Fa
             "farm db prune forgets old jobs"
         )
     if found.stage == "blob":
-        store.remove_blobs([found.name], 0)
+        remove = store.remove_blobs if ledger.retention.made(found.name) else store.trash_blobs
+        remove([found.name], 0)
     else:
         store.remove_records([RecordName(found.stage, found.name)])
     return found

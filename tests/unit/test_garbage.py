@@ -328,7 +328,14 @@ def test_one_record_is_removed_by_the_prefix_of_its_key(yard: Yard) -> None:
     assert remove_cached(yard.store, yard.farm.ledger, "aaaa").stage == CUBIN_STAGE
     assert yard.store.get_record(CUBIN_STAGE, "aa" * 32) is None
     assert remove_cached(yard.store, yard.farm.ledger, digest[:12]).name == digest
-    assert yard.store.get(digest) is None
+    assert digest not in {each.digest for each in yard.store.blobs()}
+
+
+def test_a_removed_blob_comes_back_from_the_trash_if_it_is_used(yard: Yard) -> None:
+    digest = yard.record("aa", b"data")
+    remove_cached(yard.store, yard.farm.ledger, digest, force=True)
+    assert not list(yard.store.blobs(digest))
+    assert yard.store.get(digest) == b"data"
 
 
 def test_a_prefix_of_several_names_removes_none(yard: Yard) -> None:
