@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .PHONY: help setup demo digits test test-all services torch test-cluster test-gpu test-models test-packages gpu fuzz fuzz-runtime chaos models bench reference lint format clean
 
 PYTHON ?= python3
-SERVICES := ceph-common ceph-mon ceph-osd chromium postgresql radosgw
+SERVICES := ceph-common ceph-mon ceph-osd chromium gcc-aarch64-linux-gnu libc6-dev-arm64-cross postgresql qemu-user-static radosgw
 BIN := .venv/bin
 # Folders of tests/ that `make test` leaves to `make test-all`.
 SLOW := browser chaos cluster differential digits models
@@ -35,12 +35,12 @@ test-all: .venv/ready-dev lint ## every test that this machine can run: drawn la
 test-cluster: .venv/ready-dev services ## a Ray cluster of two nodes, PostgreSQL and S3, all real; none of these tests is skipped
 	@$(BIN)/python -m pytest tests/services tests/cluster --skip-nothing -n auto --maxprocesses 2 --dist loadfile
 
-services: ## Debian's packages with the servers and the browser that tests start; installs what is missing, as root
+services: ## Debian's packages with the servers, the browser and the Arm compiler that tests start; installs what is missing, as root
 	@missing=$$(for name in $(SERVICES); do \
 	    dpkg-query -Wf '$${Status}' $$name 2>/dev/null | grep -q 'ok installed' || echo $$name; done); \
 	  [ -n "$$missing" ] || exit 0; \
 	  [ "$$(id -u)" = 0 ] || { echo "missing: as root, apt-get install --no-install-recommends" $$missing >&2; exit 2; }; \
-	  echo "installing" $$missing "(about 240 MB, once)"; \
+	  echo "installing" $$missing "(about 340 MB, once)"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $$missing >/dev/null
 
 torch: .venv/ready-dev ## PyTorch into .venv, for tests/torch; a download of 0.2 to 3 GB
