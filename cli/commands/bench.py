@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from cli.commands.graphchallenge import graphchallenge
 from cli.commands.network import network
 from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
-from cli.options.build import Accumulate, AssemblerName, InputShapes, NoTuning, Optimisation
+from cli.options.build import Accumulate, AssemblerName, InputShapes, InputValues, NoTuning, Optimisation
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import Quiet
 from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of
@@ -75,6 +75,7 @@ def run(
         typer.Option("--peers", metavar="NAME,...", help="Peers to compare with, by name; all or none."),
     ] = "all",
     input_shape: InputShapes = None,
+    input_value: InputValues = None,
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
     assembler: AssemblerName = "auto",
@@ -117,7 +118,7 @@ def run(
         data_types_of(data_type),
         seed,
     )
-    cases = cases_of(model, layer or [], names_of(op or []), choice, input_shape or [])
+    cases = cases_of(model, layer or [], names_of(op or []), choice, input_shape or [], input_value or [])
     file = file_of(json_to, resume=resume)
     plan = Plan(
         peers=peers_of(peers, PEERS),

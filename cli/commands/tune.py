@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
-from cli.options.build import Accumulate, AssemblerName, InputShapes, Optimisation
+from cli.options.build import Accumulate, AssemblerName, InputShapes, InputValues, Optimisation
 from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import AsJson, Quiet
@@ -52,6 +52,7 @@ def tune(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Tune layers that already have a record of this GPU.")] = False,
     input_shape: InputShapes = None,
+    input_value: InputValues = None,
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
     assembler: AssemblerName = "auto",
@@ -106,7 +107,7 @@ def tune(
         cases = [
             case
             for path, of_type in _models(model, choice, folder)
-            for case in cases_of(path, layer or [], named, of_type, input_shape or [])
+            for case in cases_of(path, layer or [], named, of_type, input_shape or [], input_value or [])
         ]
     settings = load_settings(overrides={"jobs": jobs})
     with WorkBar(stderr(), "building", quiet=quiet or as_json) as bar:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.options.parse import input_shapes_of
+from cli.options.parse import input_shapes_of, input_values_of
 from farm.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ Local = Annotated[bool, typer.Option("--local", help="Use this machine's GPU eve
 
 
 def cases_of(
-    model: Path | None, layers: Sequence[str], ops: Sequence[str], choice: Choice, shapes: Sequence[str]
+    model: Path | None,
+    layers: Sequence[str],
+    ops: Sequence[str],
+    choice: Choice,
+    shapes: Sequence[str],
+    values: Sequence[str],
 ) -> list[Case]:
     """The layers of a model; without a model the named operators, or all if none is named. Raises UsageError."""
     from farm.cuda.measure.workload import model_cases, operator_cases
@@ -48,4 +53,4 @@ def cases_of(
         raise UsageError("--op cannot be combined with a model: use --layer to select its layers")
     from codegen.frontend.model_file import read_model
 
-    return list(model_cases(read_model(model, input_shapes_of(shapes)), layers, choice))
+    return list(model_cases(read_model(model, input_shapes_of(shapes), input_values_of(values)), layers, choice))

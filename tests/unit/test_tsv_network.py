@@ -332,6 +332,6 @@ def test_a_made_network_can_be_read(
 
 def test_its_layers_can_be_tuned_and_measured_like_any_others(tmp_path: Path) -> None:
     written(tmp_path, radix_net(NEURONS), layers=3)
-    [case] = cases_of(tmp_path, ["layer2"], [], Choice(batches=(8,)), [])
+    [case] = cases_of(tmp_path, ["layer2"], [], Choice(batches=(8,)), [], [])
     assert case.images == 8
     assert case.weights.nonzeros == 32 * NEURONS
