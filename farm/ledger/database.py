@@ -122,6 +122,8 @@ class Database:
                 yield connection
         except (DBAPIError, PoolTimeoutError) as error:
             raise _interruption(error, handled) or failure(self.engine, error) from None
+        except AssertionError as error:  # SQLAlchemy's, after an interruption within a commit
+            raise _interruption(error, handled) or error from None
 
     def insert_or_replace(
         self,

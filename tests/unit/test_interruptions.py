@@ -96,6 +96,16 @@ def test_an_interruption_at_any_moment_of_writing_leaves_no_lock(database: Datab
     assert count(database) > moments
 
 
+def test_an_interruption_at_any_moment_of_reading_stays_an_interruption(
+    database: Database, number: signal.Signals
+) -> None:
+    moments = 0
+    while interrupted(moments + 1, number, lambda: count(database)):
+        moments += 1
+        database.engine.dispose()
+    assert moments > 100
+
+
 def test_a_signal_within_a_transaction_is_handled_after_it(database: Database, number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(database, lambda: signal.raise_signal(number))
