@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -140,17 +140,16 @@ class Farm:
         notes: list[str] = []
         asked = set()
 
-        def noted() -> Iterator[Checkpoint]:
-            for checkpoint in checkpoints:
-                notes.extend(f"{checkpoint.path}: {note}" for note in checkpoint.notes)
-                network = tuple((layer.name, layer.spec) for layer in checkpoint.layers)
-                if network not in asked and (refusal := refusal_of(checkpoint)):  # checkpoints of a sweep are alike
-                    notes.append(f"{checkpoint.path}: {refusal}")
-                asked.add(network)
-                yield checkpoint
+        def note(checkpoint: Checkpoint, job: NewJob) -> None:
+            notes.extend(f"{checkpoint.path}: {note}" for note in checkpoint.notes)
+            compiled = frozenset(build.layer for build in job.builds)
+            network = (compiled, *((layer.name, layer.spec) for layer in checkpoint.layers))
+            if network not in asked and (refusal := refusal_of(checkpoint, compiled)):  # those of a sweep are alike
+                notes.append(f"{checkpoint.path}: {refusal}")
+            asked.add(network)
 
         with BackgroundPuts(self._store) as writer:
-            jobs = self._new_jobs(noted(), options, name, writer, self.toolchain, self._rankings)
+            jobs = self._new_jobs(checkpoints, options, name, writer, self.toolchain, self._rankings, note)
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         empty = empty_layers_warning(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
@@ -238,6 +237,7 @@ class Farm:
         store: BlobWriter | None,
         toolchain: Toolchain,
         rankings: KeptRankings,
+        note: Callable[[Checkpoint, NewJob], None] = lambda *_: None,
     ) -> list[NewJob]:
         archs = check_archs(options.archs, toolchain)
         named = [device.name for device in map(device_named, options.archs) if device]
@@ -254,7 +254,11 @@ class Farm:
 
         namespace = self._settings.namespace
         common = partial(new_job, options=options, namespace=namespace, store=store, book=book, is_direct=is_direct)
-        return [common(each, name=name or each.name) for each in checkpoints]
+        jobs = []
+        for checkpoint in checkpoints:
+            jobs.append(common(checkpoint, name=name or checkpoint.name))
+            note(checkpoint, jobs[-1])
+        return jobs
 
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:
         """Best tuning record per kind of layer, for these architectures."""

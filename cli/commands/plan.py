@@ -70,8 +70,8 @@ def plan(
         found = farm.forecast(checkpoints, request.options)
     if warning := empty_layers_warning(build for model in found.models for build in model.job.builds):
         print_warning(warning)
-    for checkpoint in checkpoints:
-        if refusal := refusal_of(checkpoint):
+    for checkpoint, model in zip(checkpoints, found.models, strict=True):
+        if refusal := refusal_of(checkpoint, {build.layer for build in model.job.builds}):
             print_warning(f"{checkpoint.path}: {refusal}")
     if as_json:
         total = _total_json(found, settings.price)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,13 +34,14 @@ class Planned:
     """Offset of each constant, by the SHA-256 of its bytes."""
 
 
-def refusal_of(checkpoint: Checkpoint) -> str:
-    """Why programs without a framework will not run a model once it is compiled; empty if they will."""
+def refusal_of(checkpoint: Checkpoint, compiled: Collection[str]) -> str:
+    """Why programs without a framework will not run a model of which these layers are compiled; empty if they will."""
     if checkpoint.residual_graph is None:
         return ""
-    specs = {layer.name: layer.spec for layer in checkpoint.layers}
+    layers = [layer for layer in checkpoint.layers if layer.name in compiled]
+    specs = {layer.name: layer.spec for layer in layers}
     try:
-        plan_network(read_network(checkpoint.residual_graph.with_layers(checkpoint.layers)), specs)
+        plan_network(read_network(checkpoint.residual_graph.with_layers(layers)), specs)
     except (RefusedError, CheckpointError) as error:
         return str(error)
     return ""

@@ -6,19 +6,24 @@ import statistics
 from collections import defaultdict
 from dataclasses import replace
 from math import log
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from codegen.frontend.model_file import read_model
 from codegen.ir.layer_spec import Conv2d, Linear
 from codegen.selection.dense_cost import predict_dense_microseconds
 from codegen.target.device_model import DEVICES, device_named
+from farm.api import Farm
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
 from farm.jobs.submission import new_job
 from farm.store.memory import MemoryStore
+from farm.testing import laptop_settings
 from tests.benchmarks.dense_cost.fit import errors, read_points
 from tests.samples import checkpoint, layer
+from tests.unit.onnx_models import conv, info, model, pruned, save, tensor, values
 
 SPARSE = layer("sparse", spec=Conv2d(64, 28, 28, 64, 3, 3, padding=(1, 1, 1, 1)), sparsity=0.95)
 DENSE = layer("dense", spec=Conv2d(64, 28, 28, 64, 3, 3, padding=(1, 1, 1, 1)), sparsity=0.1)
@@ -81,3 +86,15 @@ def test_a_dense_layer_takes_longer_with_more_images_and_on_a_smaller_gpu() -> N
         assert predict_dense_microseconds(spec, 64, precision) < of_a100 < of_t4
     rows = [predict_dense_microseconds(Linear(384, 1536), each, "tf32") for each in (8, 1568, 25088)]
     assert rows == sorted(rows)
+
+
+def test_a_program_without_a_framework_refuses_a_network_with_a_layer_that_was_left_dense(tmp_path: Path) -> None:
+    sparse, dense = pruned(8, 8, 3, 3, seed=1), values(8, 8, 3, 3)
+    nodes = [conv("a", ("x", "sparse"), "h", pads=[1] * 4), conv("b", ("h", "dense"), pads=[1] * 4)]
+    proto = model(nodes, [tensor("sparse", sparse), tensor("dense", dense)], inputs=[info("x", ("N", 8, 9, 9))])
+    found = read_model(save(tmp_path, proto))
+    with Farm.open(laptop_settings(tmp_path)) as farm:
+        whole = farm.submit([found], BuildOptions(("sm_90",), leave_dense="never"), name="whole")
+        partly = farm.submit([found], BuildOptions(("sm_90",), min_sparsity=0.5), name="partly")
+    assert not [each for each in whole.warnings if "Conv" in each]
+    assert [each for each in partly.warnings if "Conv" in each and "farm run" in each]
