@@ -14,10 +14,10 @@ from typer.core import TyperGroup
 from cli.commands.graphchallenge import graphchallenge
 from cli.commands.network import network
 from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
-from cli.options.build import Accumulate, AssemblerName, InputShapes, InputValues, NoTuning, Optimisation
+from cli.options.build import Accumulate, AssemblerName, InputShapes, InputValues, NoTuning, Optimisation, TrustName
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import Quiet
-from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of
+from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, trust_of
 from cli.output.console import print_json, stderr, stdout
 from cli.output.results import draw, show
 from farm.errors import UsageError
@@ -79,6 +79,7 @@ def run(
     accumulate: Accumulate = "float32",
     optimisation: Optimisation = 3,
     assembler: AssemblerName = "auto",
+    trust: TrustName = None,
     no_tuning: NoTuning = False,
     sets: Sets = None,
     peak_tflops: Annotated[
@@ -133,7 +134,7 @@ def run(
         tuning=not no_tuning,
         resume=resume,
     )
-    settings = load_settings(overrides={"jobs": jobs})
+    settings = load_settings(overrides={"jobs": jobs, "trust": trust_of(trust)})
     results = measured(settings, cases, plan, local=local, quiet=quiet)
     return show(results, as_json=json_to == "-", folder=plot)
 

@@ -16,6 +16,7 @@ from codegen.ir.checkpoint import Layer
 from codegen.ir.tiling import Part
 from codegen.kernels import tiled
 from codegen.model_zoo import TEN_OPERATORS, random_weights
+from codegen.sass.qualification import Trust
 from codegen.selection.choose import choose_tiling
 from codegen.toolchain.ptxas import Cubin, assemble
 from codegen.toolchain.tools import find_toolchain
@@ -107,6 +108,15 @@ def test_what_cannot_be_built_says_why_to_everyone_who_waits(tmp_path: Path, mon
         for future in [pool.submit(case) for case in cases]:
             with pytest.raises(NotBuiltError, match="the disk is full"):
                 future.result()
+
+
+@pytest.mark.parametrize(("trust", "assembler"), [("qualified", "patch"), ("checked", "direct")])
+def test_auto_assembles_directly_what_the_settings_trust(tmp_path: Path, trust: Trust, assembler: str) -> None:
+    settings = replace(laptop_settings(tmp_path), trust=trust)
+    [case] = operator_cases(["lenet-conv1"], Choice((64,), (0.9,)))
+    tiling = choose_tiling(case.spec, 64, case.weights.nonzeros_per_output)
+    with KernelPool(settings, MemoryStore(), find_toolchain(), "sm_80", assembler="auto") as pool:
+        assert pool.assembler_of(case.spec, tiling) == assembler
 
 
 def test_machine_instructions_are_those_of_all_kernels_of_a_file() -> None:

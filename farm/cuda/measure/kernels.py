@@ -103,6 +103,7 @@ class KernelPool:
         self._book = book
         self._with_ptx = with_ptx
         self._assembler: AssemblerChoice = assembler
+        self._trust = settings.trust
         self._qualifications = qualifications
         self._lock = Lock()
         self._templates: dict[str, Future[None]] = {}
@@ -141,8 +142,8 @@ class KernelPool:
     def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
         """The assembler of a layer."""
         version, level = self._toolchain.ptxas_version, self._optimisation
-        choice, qualifications = self._assembler, self._qualifications
-        return assembler_for(choice, spec, tiling, self._arch, version, qualifications, optimisation=level)[0]
+        choice, known = self._assembler, self._qualifications
+        return assembler_for(choice, spec, tiling, self._arch, version, known, optimisation=level, trust=self._trust)[0]
 
     def submit(
         self,
