@@ -189,7 +189,8 @@ def _print_usage_error(error: typer.TyperException) -> None:
     if message := error.format_message():
         context: typer.Context | None = getattr(error, "ctx", None)
         where = context.command_path if context else "farm"
-        print_error(f"{message.rstrip('.')}. {where} --help lists the options.")
+        ending = "" if message.endswith((".", "?")) else "."
+        print_error(f"{message}{ending} {where} --help lists the options.")
 
 
 GARBAGE_THRESHOLD = 20_000

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.exit_codes import NOT_FOUND, OK, UNREACHABLE, USAGE
+from cli.main import run
 from tests.command import ROOT
 
 
@@ -48,3 +49,8 @@ def test_output_to_a_full_disk_is_one_line_with_its_own_exit_code(command: str, 
     assert (
         words == "farm: cannot write the output: No space left on device. Free disk space, or redirect it elsewhere.\n"
     )
+
+
+def test_a_suggestion_ends_with_its_question_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["archs"]) == USAGE
+    assert "Did you mean 'cache'? farm --help lists the options." in " ".join(capsys.readouterr().err.split())
