@@ -80,15 +80,21 @@ def test_more_candidates_are_tried_of_what_takes_longer_and_at_least_two_of_all(
     assert tried["many0"] > tried["alone"] == MIN_CANDIDATES
 
 
-def test_more_candidates_are_tried_of_what_is_assembled_without_ptxas() -> None:
-    def tried(assembler: Assembler) -> int:
-        [kind] = kinds_of(deep, "sm_90", "float32", 3, lambda spec, tiling: assembler)
-        [building] = Effort(seconds=60).buildings([kind], builder := PlayedBuilder(assembler=assembler), "float32")
-        list(building.as_built(lambda: False))
-        return len(builder.built)
-
+def built_in(seconds: float, assembler: Assembler) -> int:
+    """Candidates of a deep layer that are built in a given time."""
     deep = list(model_cases(checkpoint(layer("deep", spec=DEEP)), [], Choice((64,))))
-    assert tried("direct") > tried("ptxas")
+    [kind] = kinds_of(deep, "sm_90", "float32", 3, lambda spec, tiling: assembler)
+    [building] = Effort(seconds=seconds).buildings([kind], builder := PlayedBuilder(assembler=assembler), "float32")
+    list(building.as_built(lambda: False))
+    return len(builder.built)
+
+
+def test_more_candidates_are_tried_of_what_is_assembled_without_ptxas() -> None:
+    assert built_in(60, "direct") > built_in(60, "ptxas")
+
+
+def test_the_time_alone_limits_the_candidates() -> None:
+    assert built_in(200, "direct") > 1.8 * built_in(100, "direct") > 24
 
 
 def test_what_the_time_does_not_suffice_for_is_left_and_is_no_failure_of_the_layer() -> None:

@@ -54,7 +54,7 @@ class Building:
         self._later: Sequence[Building] = ()
 
     def before(self, later: Sequence[Building]) -> None:
-        """Sets the layers whose builds collect_outcomes once all of this one are queued."""
+        """Sets the layers whose builds are queued once all of this one are."""
         self._later = later
 
     def favour(self, tiling: Tiling) -> None:

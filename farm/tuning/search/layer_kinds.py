@@ -20,8 +20,8 @@ from farm.tuning.record import TuningKey, TuningRecord
 from farm.tuning.search.building import Builder, Building, spread
 from farm.tuning.search.candidates import Ranker, Unranked, serial_ranker
 
-MIN_CANDIDATES, MAX_CANDIDATES = 2, 24
-"""Bounds on the candidates of a layer when the time is given for all layers."""
+MIN_CANDIDATES = 2
+"""Fewest candidates of a layer when the time is given for all layers."""
 BUILDING_SHARE = 0.6
 """Share of the given time times the builders that predicted builds may take; the GPU needs time too."""
 
@@ -66,7 +66,7 @@ class Effort:
         if self.seconds is None:
             return self.candidates
         count = int(share * BUILDING_SHARE * self.seconds * workers / kind.build_seconds)
-        count = max(MIN_CANDIDATES, min(MAX_CANDIDATES, count))
+        count = max(MIN_CANDIDATES, count)
         return count if self.candidates is None else min(count, self.candidates)
 
 
