@@ -59,6 +59,11 @@ class Exported:
             ) from error
         with _quiet():
             self._program = self._export(args)
+        # Under another name, every state_dict would silently get this model's values.
+        if renamed := sorted(_read(self._program) & {*self._tensors} - {*self._program.model.graph.initializers}):
+            raise UsageError(
+                f"PyTorch's exporter gives {printable(renamed[0])} of {self.name} another name: rename it in the model"
+            )
 
     def _export(self, args: tuple[torch.Tensor, ...]) -> Any:
         """The program before it is optimised, in which each tensor of the state_dict has its name."""
@@ -152,6 +157,13 @@ def _onnx(model: nn.Module, args: tuple[torch.Tensor, ...], shapes: object) -> A
         return torch.onnx.export(model, args, dynamo=True, optimize=False, verbose=False, dynamic_shapes=shapes)
     except ModuleNotFoundError as error:
         raise UsageError(f"PyTorch's exporter needs {error.name}: {way_out('torch')}") from error
+
+
+def _read(program: Any) -> set[str]:
+    """Names of the parameters and buffers that inference reads."""
+    signature = program.exported_program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    return {names[node.name] for node in program.exported_program.graph.nodes if node.name in names and node.users}
 
 
 @contextmanager

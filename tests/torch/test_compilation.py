@@ -305,3 +305,16 @@ def test_a_sweep_needs_a_state_dict_and_submits_nothing_if_one_is_wrong(tmp_path
         farm.torch.sweep(net(), states, example(), archs="sm_90", output=output, farm=own_farm)
     assert own_farm.jobs() == []
     assert not output.exists()
+
+
+def test_a_weight_that_the_exporter_renames_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.onnx.export
+
+    def export(*args: Any, **options: Any) -> Any:
+        program = real(*args, **options)
+        program.model.graph.initializers["last.bias"].name = "bias"
+        return program
+
+    monkeypatch.setattr(torch.onnx, "export", export)
+    with pytest.raises(UsageError, match=r"gives last\.bias of Net another name: rename it in the model"):
+        Exported(net(), example())
