@@ -154,8 +154,10 @@ def test_a_layer_behind_which_the_model_reshapes_is_reshaped_in_the_rest(tmp_pat
     assert checkpoint.residual_graph is not None
     x, q = values(2, 3, 5, 5), values(2, 4, 9, seed=1)
     [expected] = ReferenceEvaluator(proto).run(None, {"input": x, "q": q})
-    found = outputs_of(checkpoint.residual_graph.with_layers(checkpoint.layers), checkpoint, x, q=q)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    rest = checkpoint.residual_graph.with_layers(checkpoint.layers)
+    np.testing.assert_allclose(outputs_of(rest, checkpoint, x, q=q), expected, rtol=1e-4, atol=1e-5)
+    before = {each.input[0] for each in proto.graph.node if each.output[0] in layer.reshaped}
+    assert before.isdisjoint(name for each in read_network(rest).nodes for name in each.outputs), "other values"
 
 
 def test_known_shapes_of_intermediate_tensors_are_exported(tmp_path: Path) -> None:

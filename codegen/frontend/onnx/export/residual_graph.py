@@ -35,6 +35,10 @@ class OnnxResidualGraph:
         self._constants = constants
         self._tensors = tensors
         self._producers = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+        self._ending = "/compiled"
+        """Ending of a name that the model does not have, for a tensor that differs from the model's."""
+        while any(name.endswith(self._ending) for name in {*self._producers, *tensors}):
+            self._ending += "_"
 
     def with_layers(self, layers: Sequence[Layer]) -> bytes:
         """The model with these layers as nodes of LAYER_DOMAIN, without nodes and constants that only they need.
@@ -86,11 +90,14 @@ class OnnxResidualGraph:
         ]
 
     def _layer_nodes(self, layer: Layer) -> list[NodeProto]:
-        """The layer's node, then the view nodes fused into the layer."""
+        """The layer's node, then the view nodes fused into the layer.
+
+        In the model a step of the layer follows the views. Here they follow it, so their inputs have other values.
+        """
         import onnx
 
         reshaping = [self._model.graph.node[self._producers[name]] for name in layer.reshaped]
-        names = [node.input[0] for node in reshaping[:1]] + [node.output[0] for node in reshaping[:-1]] + [layer.output]
+        names = [*(node.input[0] + self._ending for node in reshaping), layer.output]
         made = [layer_node(layer, names[0])]
         for original, before, after in zip(reshaping, names, names[1:], strict=False):
             node = onnx.NodeProto()
@@ -103,7 +110,7 @@ class OnnxResidualGraph:
         """Type and shape of a tensor, if known; a dimension that depends on the number of images is left open."""
         from onnx import helper
 
-        known = self._tensors.get(name)
+        known = self._tensors.get(name.removesuffix(self._ending))
         if known is None or known.shape is None or not known.element_type:
             return None
         shape = [each if isinstance(each, int | str) else None for each in known.shape]
