@@ -11,7 +11,7 @@ from tests.differential.listed_geometries import GEOMETRIES
 from tests.differential.machine_code import MachineCode
 
 EVERY = 9
-"""Of the listed geometries one of so many, others on each architecture."""
+"""Each architecture runs one in so many of the listed geometries, another one each."""
 
 
 @pytest.mark.parametrize("arch", SUPPORTED_ARCHS)

@@ -1,4 +1,4 @@
-"""What distinguishes the machine code of architectures stands in their data files: no code asks for a number."""
+"""Differences between architectures' machine code stand in their data files: no code asks for a number."""
 
 from __future__ import annotations
 

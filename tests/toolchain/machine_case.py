@@ -87,7 +87,7 @@ def computed(case: Case, weights: Weights, cubin: CubinFile, x: NDArray[Any] | N
 
 
 def expected(case: Case, weights: Weights, x: NDArray[Any] | None = None, arch: str = ARCH) -> NDArray[Any]:
-    """Those that the PTX for an architecture computes, rewritten."""
+    """The outputs of the rewritten PTX for an architecture."""
     kernel = rewrite(template_of(case, arch), weights)
     launch = kernel.launch
     output, given = _arguments(case, launch, x)

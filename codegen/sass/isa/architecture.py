@@ -51,9 +51,9 @@ class Architecture:
     opcodes: Mapping[int, Opcode]
     """By the lower nine bits of the opcode."""
     latencies: Latencies
-    """What ptxas leaves."""
+    """Least cycles that ptxas leaves, by its cubins."""
     published: PublishedLatencies
-    """What NVIDIA says; the hazard checker takes the larger figure of both."""
+    """NVIDIA's figures; the hazard checker takes the larger of both."""
     intervals: tuple[tuple[frozenset[str], int], ...] = ()
     """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
     kept_intervals: tuple[tuple[frozenset[str], int], ...] = ()
