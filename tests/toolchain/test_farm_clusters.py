@@ -26,7 +26,7 @@ def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_t
     older, newer = farm.inspect(job.id).builds
     assert older.tiling.cluster == 1 < newer.tiling.cluster
     assert [(each.archs, each.where, each.verification.ok) for each in farm.verify(job.id)] == [
-        (("sm_80",), "emulator", True),
+        (("sm_80",), "machine code", True),
         (("sm_90",), "machine code", True),
         (("sm_120",), "emulator", True),
     ]
