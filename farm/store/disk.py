@@ -235,6 +235,7 @@ class DiskStore:
         try:
             if self._age_seconds(path) > FRESH_SECONDS:
                 os.utime(path)
+                path.stat()  # utime finds the file before it sets the age: another process may have removed it between
         except FileNotFoundError:
             return False
         except PermissionError:

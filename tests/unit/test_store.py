@@ -38,6 +38,26 @@ class TestDisk(AgingStoreContract):
         return folder_place(tmp_path, lambda read_only: DiskStore(tmp_path, read_only=read_only))
 
 
+def test_a_blob_that_is_removed_while_its_age_is_set_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, utime = DiskStore(tmp_path).put(b"data"), os.utime
+    [path] = tmp_path.rglob(digest)
+    os.utime(path, (0, 0))
+
+    def interrupted(found: Path) -> None:
+        """Sets the age of a file that was found before it was removed, as the system may do."""
+        monkeypatch.undo()
+        descriptor = os.open(found, os.O_RDONLY)
+        assert DiskStore(tmp_path).remove_blobs([digest], 3600)
+        utime(descriptor)
+        os.close(descriptor)
+
+    monkeypatch.setattr(os, "utime", interrupted)
+    assert DiskStore(tmp_path).put(b"data") == digest
+    assert DiskStore(tmp_path).get(digest) == b"data"
+
+
 class TestCacheFolder(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
