@@ -11,7 +11,7 @@ from tests.differential.listed_geometries import GEOMETRIES
 from tests.differential.machine_code import MachineCode
 
 EVERY = 9
-"""Each architecture runs one in so many of the listed geometries, another one each."""
+"""Each architecture runs every ninth listed geometry, starting at a different one."""
 
 
 @pytest.mark.parametrize("arch", SUPPORTED_ARCHS)
