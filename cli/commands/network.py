@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,11 @@ import typer
 from rich.text import Text
 
 from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
-from cli.options.build import InputShapes, NoTuning
+from cli.options.build import AllowTf32, InputShapes, InputValues, LeaveDenseName, NoTuning, TrustName
 from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
 from cli.options.gpu import Compilers, Local, Seed
 from cli.options.output import Quiet
-from cli.options.parse import input_shapes_of, numbers_of
+from cli.options.parse import input_shapes_of, input_values_of, leave_dense_of, numbers_of, trust_of
 from cli.output.console import stderr
 from cli.output.results import show
 from farm.errors import JobFailedError, UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from farm.bench.layers.results import Measurement
     from farm.bench.networks.cases import NetworkModel
     from farm.config.settings import Settings
+    from farm.jobs.model import BuildOptions
 
 
 def network(
@@ -53,7 +55,15 @@ def network(
             help="How PyTorch runs the dense network: eager, compile, max-autotune; all or none.",
         ),
     ] = "eager,compile,max-autotune",
+    compile_limit: Annotated[
+        float,
+        typer.Option("--compile-limit", metavar="N", min=1, help="Give up a max-autotune compilation after N seconds."),
+    ] = 300.0,
     input_shape: InputShapes = None,
+    input_value: InputValues = None,
+    trust: TrustName = None,
+    leave_dense: LeaveDenseName = "auto",
+    allow_tf32: AllowTf32 = False,
     no_tuning: NoTuning = False,
     seconds: Annotated[
         float | None,
@@ -74,21 +84,37 @@ def network(
     A time is the median of single replays on changing inputs, so that weights and code are as cold as in a network.
     COMPILED, REST and GAPS are the shares of a replay in which compiled layers, only other kernels, or nothing runs.
     Needs torch.
+
+    max-autotune is measured in TF32 and float16, channels last. What torch.compile makes is kept between runs in the
+    user's cache folder, farm/torch, up to 4 GiB.
     """
+    from codegen.frontend.onnx.reader import read_checkpoint
     from codegen.toolchain.temp_folders import TempFolder
     from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
-    from farm.bench.networks.cases import bundles_for
+    from farm.bench.networks.cases import NetworkModel, bundles_for
     from farm.bench.networks.session import MODES, NetworkRules
     from farm.config.settings import load_settings
+    from farm.jobs.model import BuildOptions
 
     batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
-    rules = NetworkRules(peers_of(peers, MODES), seed=seed, seconds=seconds)
-    settings = load_settings(overrides={"jobs": jobs})
+    rules = NetworkRules(
+        peers_of(peers, MODES),
+        seed=seed,
+        seconds=seconds,
+        compile_seconds=compile_limit,
+        allow_tf32=allow_tf32,
+    )
+    settings = load_settings(overrides={"jobs": jobs, "trust": trust_of(trust)})
+    shapes, values = input_shapes_of(input_shape or []), input_values_of(input_value or [])
+    wanted = BuildOptions((), tuning=not no_tuning, leave_dense=leave_dense_of(leave_dense), allow_tf32=allow_tf32)
     with TempFolder("bench") as folder:
-        models = _models(model, precision, sparsity, seed, input_shapes_of(input_shape or []), folder)
+        models = [
+            NetworkModel(path.stem, path, read_checkpoint(path, shapes, values), shapes, values)
+            for path in _files(model, precision, sparsity, seed, folder)
+        ]
         given = bundles_for(models, batches, bundle or [])
         plan = NetworkPlan(tuple(models), batches, given, rules, json_file(json_to))
-        compiler = _Compiler(settings, folder, tuning=not no_tuning, quiet=quiet)
+        compiler = _Compiler(settings, folder, wanted, quiet=quiet)
 
         def notice(text: str) -> None:
             if not quiet:
@@ -111,21 +137,21 @@ def _teller(*, quiet: bool) -> Any:
 class _Compiler:
     """Compiler of bundles for a benchmark, with the progress of `farm compile`."""
 
-    def __init__(self, settings: Settings, folder: Path, *, tuning: bool, quiet: bool) -> None:
+    def __init__(self, settings: Settings, folder: Path, options: BuildOptions, *, quiet: bool) -> None:
         self._settings = settings
         self._folder = folder
-        self._tuning = tuning
+        self._options = options
         self._quiet = quiet
 
     def __call__(self, model: NetworkModel, batch: int, arch: str) -> tuple[Path, float]:
         """The bundle for a batch size and architecture, and the seconds to compile it. Raises JobFailedError."""
         from cli.progress.compile import CompileProgress
         from farm.api import Farm
-        from farm.jobs.model import BuildOptions, Status
+        from farm.jobs.model import Status
 
         begun = time.monotonic()
         path = self._folder / f"{model.name}-{batch}-{model.data_type}.farm"
-        options = BuildOptions((arch,), batch=batch, tuning=self._tuning)
+        options = replace(self._options, archs=(arch,), batch=batch)
         with Farm.open(self._settings) as farm, CompileProgress(stderr(), quiet=self._quiet) as progress:
             [job] = farm.compile([model.checkpoint], options, progress=progress)
             if job.status is not Status.SUCCEEDED:
@@ -134,27 +160,15 @@ class _Compiler:
         return path, round(time.monotonic() - begun, 1)
 
 
-def _models(
-    names: Sequence[str],
-    precision: str | None,
-    sparsity: float,
-    seed: int,
-    shapes: dict[str, tuple[int, ...]],
-    folder: Path,
-) -> list[NetworkModel]:
-    """The models of files and of demo networks. Raises UsageError and CheckpointError."""
-    from codegen.frontend.onnx.reader import read_checkpoint
-    from farm.bench.networks.cases import NetworkModel
-
+def _files(names: Sequence[str], precision: str | None, sparsity: float, seed: int, folder: Path) -> list[Path]:
+    """The models' files; demo networks are written into a folder. Raises UsageError."""
     if precision not in (None, *PRECISIONS):
         raise UsageError(f"--precision {precision}: expected {' or '.join(PRECISIONS)}")
-    models = []
-    for name in names:
-        path = file_of(name, precision or "float32", sparsity, seed, folder)
+    paths = [file_of(name, precision or "float32", sparsity, seed, folder) for name in names]
+    for name, path in zip(names, paths, strict=True):
         if precision is not None and path == Path(name):
             raise UsageError(f"--precision is for demo networks: {name} is a file with its own data type")
-        models.append(NetworkModel(path.stem, path, read_checkpoint(path, shapes), shapes))
-    doubled = [model.name for i, model in enumerate(models) if model.name in [each.name for each in models[:i]]]
-    if doubled:
+    stems = [path.stem for path in paths]
+    if doubled := [stem for i, stem in enumerate(stems) if stem in stems[:i]]:
         raise UsageError(f"{doubled[0]} is given twice: give each network once, and files different names")
-    return models
+    return paths

@@ -83,6 +83,9 @@ LeaveDenseName = Annotated[
         help="auto: a layer that PyTorch computes clearly faster, by prediction, is left to it.",
     ),
 ]
+AllowTf32 = Annotated[
+    bool, typer.Option("--allow-tf32", help="Compare float32 layers with dense ones in TF32, which is less exact.")
+]
 NoTuning = Annotated[bool, typer.Option("--no-tuning", help="Ignore tuning records; choose tilings by the cost model.")]
 
 
@@ -160,9 +163,7 @@ def _build_request(
     min_sparsity: Annotated[
         float, typer.Option("--min-sparsity", metavar="SHARE", help="Share of zeros below which a layer is left dense.")
     ] = 0.0,
-    allow_tf32: Annotated[
-        bool, typer.Option("--allow-tf32", help="Compare float32 layers with dense ones in TF32, which is less exact.")
-    ] = False,
+    allow_tf32: AllowTf32 = False,
     strict: Annotated[bool, typer.Option("--strict", help="Fail if any layer cannot be compiled.")] = False,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Continue with the other files if one cannot be read.")

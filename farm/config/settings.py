@@ -85,6 +85,11 @@ def node_cache_folder(settings: Settings) -> Path:
     return settings.cache_dir or Path(platformdirs.user_cache_dir("farm")) / "store"
 
 
+def compilations_folder() -> Path:
+    """This machine's folder for the networks that benchmarks compile with torch.compile."""
+    return Path(platformdirs.user_cache_dir("farm")) / "torch"
+
+
 def cores_folder(settings: Settings) -> Path:
     """The folder in which this machine's processes share its cores. Raises UsageError if another user owns it."""
     if settings.runtime_dir is not None:

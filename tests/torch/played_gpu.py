@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 
 from codegen.ir.checkpoint import Checkpoint
 from farm.bench.networks.breakdown import TracedKernel
+from farm.bench.networks.session import DenseWork
 from farm.bench.networks.torch_dense import DenseLayer
 from farm.bench.networks.torch_timing import Call, Inputs, NetworkGpu, Timing
 from farm.bundle.reader import Bundle
@@ -32,6 +34,8 @@ class PlayedGpu(NetworkGpu):
         self._wrong = wrong
         self.begun: list[str] = []
         """What was measured, in order."""
+        self.unfinished = ""
+        """Why nothing can be compiled ahead."""
 
     @property
     def arch(self) -> str:
@@ -58,6 +62,14 @@ class PlayedGpu(NetworkGpu):
     ) -> torch.Tensor:
         found: torch.Tensor = layer(x, residual, gate)
         return found + self._wrong
+
+    @contextmanager
+    def compilations_kept(self, folder: Path) -> Iterator[None]:
+        yield
+
+    def compile_ahead(self, work: DenseWork, mode: str, seconds: float) -> str:
+        self.begun.append(f"{mode} {work.precision} {work.layout} within {seconds:.0f} s")
+        return self.unfinished
 
     def compiled(self, network: nn.Module, mode: str) -> Call:
         self.begun.append(mode)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +18,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
 from codegen.errors import DeviceError
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.model_zoo import lenet5, write_network
 from farm.bench.networks import torch_timing
 from farm.bench.networks.breakdown import TracedKernel, read_trace
+from farm.bench.networks.session import DenseWork
 from farm.bench.networks.torch_timing import FEWEST_REPLAYS, NetworkGpu
 from farm.cuda.prefetch import KERNEL
 
@@ -121,3 +132,55 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_timing.torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="PyTorch finds no GPU here"):
         NetworkGpu()
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> DenseWork:
+    write_network(tmp_path / "lenet5.onnx", lenet5(0.9, 0))
+    return DenseWork(read_checkpoint(tmp_path / "lenet5.onnx"), ((2, 1, 28, 28),), "fp16", "channels last")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_process_that_compiles_ahead_says_why_it_cannot(work: DenseWork) -> None:
+    gpu = object.__new__(NetworkGpu)
+    assert "PyTorch finds no GPU here" in gpu.compile_ahead(work, "default", 120)
+    assert not multiprocessing.active_children()
+
+
+def hang(work: DenseWork, mode: str, reasons: Connection, parent: int) -> None:
+    """A process whose compiler runs on and on."""
+    os.setsid()
+    compiler = subprocess.Popen(["sleep", "600"])
+    Path(mode).write_text(str(compiler.pid))
+    compiler.wait()
+
+
+def test_a_process_that_compiles_too_long_is_killed_with_its_compilers(
+    work: DenseWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_timing, "_compile_ahead", hang)
+    file = tmp_path / "pid"
+    seconds = 5.0
+    while not file.exists() and seconds < 60:  # on a busy machine it takes long to start
+        assert object.__new__(NetworkGpu).compile_ahead(work, str(file), seconds) == f"not finished in {seconds:.0f} s"
+        seconds *= 3
+    end = time.monotonic() + 10
+    status = Path("/proc", file.read_text(), "stat")
+    while status.exists() and status.read_text().split()[2] != "Z" and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not status.exists() or status.read_text().split()[2] == "Z"
+    assert not multiprocessing.active_children()
+
+
+def test_what_torch_compiles_is_kept_until_it_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, kernel = object.__new__(NetworkGpu), tmp_path / "kept" / "ab" / "kernel.py"
+    with gpu.compilations_kept(tmp_path / "kept"):
+        assert Path(cache_dir()) == tmp_path / "kept"
+        kernel.parent.mkdir()
+        kernel.write_text("pass")
+    with gpu.compilations_kept(tmp_path / "kept"):
+        assert kernel.exists()
+    assert Path(cache_dir()) != tmp_path / "kept"
+    monkeypatch.setattr(torch_timing, "KEPT_BYTES", 0)
+    with gpu.compilations_kept(tmp_path / "kept"):
+        assert not kernel.exists()

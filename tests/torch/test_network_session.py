@@ -109,6 +109,23 @@ def test_of_the_layouts_of_a_dense_network_the_faster_counts(
     assert (dense.contender, dense.microseconds, dense.note) == (f"{mode}-tf32", DENSE_LATENCY / 2, "channels last")
 
 
+def test_max_autotune_compiles_ahead_within_a_limit(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    gpu = PlayedGpu(checkpoint)
+    rules = NetworkRules(("max-autotune",), compile_seconds=30)
+    case = loaded(tmp_path, checkpoint)
+    _, *dense = NetworkSession(gpu, rules).run([case])
+    assert [(each.contender, each.note) for each in dense] == [
+        ("max-autotune-tf32", "channels last"),
+        ("max-autotune-fp16", "channels last"),
+    ]
+    assert [each for each in gpu.begun if "within" in each] == [
+        f"max-autotune-no-cudagraphs {precision} channels last within 30 s" for precision in ("tf32", "fp16")
+    ]
+    gpu.unfinished = "not finished in 30 s"
+    _, *dense = NetworkSession(gpu, rules).run([case])
+    assert [(each.microseconds, each.reason) for each in dense] == [(None, "not finished in 30 s")] * 2
+
+
 def ticking(step: float) -> Callable[[], float]:
     now = iter(range(10**6))
     return lambda: next(now) * step

@@ -16,7 +16,7 @@ from farm.bench.layers.results import NETWORKS_KIND, Measurement, Results, write
 from farm.bench.networks.cases import NetworkCase, NetworkModel, Source, check_arch, received, sent_cases
 from farm.bench.networks.session import LoadedNetwork, NetworkRules, NetworkSession
 from farm.bundle.reader import Bundle
-from farm.config.settings import Settings
+from farm.config.settings import Settings, compilations_folder
 from farm.cuda.measure.workload import CaseKey
 from farm.errors import UsageError
 from farm.executors import open_gpu
@@ -86,7 +86,7 @@ def _case(plan: NetworkPlan, model: NetworkModel, batch: int, arch: str, compile
     if path is None:
         path, seconds = compiled(model, batch, arch)
     check_arch(Bundle(path), arch)
-    return NetworkCase(key, model.path, path, dict(model.shapes), seconds, model.checkpoint)
+    return NetworkCase(key, model.path, path, dict(model.shapes), dict(model.values), seconds, model.checkpoint)
 
 
 def environment_work(_settings: Settings) -> Generator[dict[str, Any], None, None]:
@@ -100,13 +100,13 @@ def network_work(
     """Yields each contender's measurement. Raises DeviceError, and UsageError without torch."""
     gpu = _network_gpu()
     store = open_store(settings)
-    with TempFolder("networks") as folder:
+    with TempFolder("networks") as folder, gpu.compilations_kept(compilations_folder()):
         read: dict[Source, Checkpoint] = {case.model: case.checkpoint for case in cases if case.checkpoint}
         loaded: list[LoadedNetwork] = []
         for i, case in enumerate(cases):
             if case.model not in read:
                 model = received(case.model, f"{case.key.operator}.onnx", folder, store)
-                read[case.model] = read_checkpoint(model, case.shapes)
+                read[case.model] = read_checkpoint(model, case.shapes, case.values)
             bundle = Bundle(received(case.bundle, f"{i}.farm", folder, store))
             loaded.append(LoadedNetwork(case.key, read[case.model], bundle, dict(case.shapes), case.compile_seconds))
         yield from NetworkSession(gpu, rules).run(loaded)

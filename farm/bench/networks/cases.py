@@ -27,6 +27,8 @@ class NetworkModel:
     checkpoint: Checkpoint
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of inputs that the file leaves open."""
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Values of inputs that are constants."""
 
     @property
     def data_type(self) -> str:
@@ -52,6 +54,7 @@ class NetworkCase:
     model: Source
     bundle: Source
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
     compile_seconds: float | None = None
     """Time to compile the bundle; None for a given bundle."""
     checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)

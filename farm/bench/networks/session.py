@@ -4,8 +4,8 @@ torch: what it does with tensors, `farm.bench.networks.torch_timing` does."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,14 +22,30 @@ from farm.cuda.measure.workload import CaseKey
 from farm.errors import FarmError
 
 PRECISIONS = ("fp32", "tf32", "fp16")
-MODES = {
-    "eager": "",
-    "compile": "default",
-    "max-autotune": "max-autotune-no-cudagraphs",  # the session captures the graph, as for every contender
-}
-"""Modes of PyTorch for the dense network: options of torch.compile; empty for eager."""
 LAYOUTS = {"fp32": ("",), "tf32": ("", "channels last"), "fp16": ("channels last",)}
 """Layouts, of which the faster counts; also for torch.compile, which keeps the layout that it is given."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way in which PyTorch runs the dense network."""
+
+    option: str = ""
+    """Mode of torch.compile; empty for eager."""
+    layouts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: LAYOUTS)
+    """Layouts by precision; other precisions are not measured."""
+    limited: bool = False
+    """Whether a process of its own compiles the network first, within a time limit."""
+
+
+MODES = {
+    "eager": Mode(),
+    "compile": Mode("default"),
+    # The session captures the graph, as for every contender.
+    "max-autotune": Mode(
+        "max-autotune-no-cudagraphs", {"tf32": ("channels last",), "fp16": ("channels last",)}, limited=True
+    ),
+}
 TOLERANCES = {"fp32": 1e-4, "tf32": 5e-2, "fp16": 5e-2}
 """Largest relative error, by norm, of a correct network; beyond it the time is void.
 
@@ -43,6 +59,17 @@ REFERENCE_IMAGES = 16
 OVER = "not measured: the time that --seconds gives was over"
 
 
+@dataclass(frozen=True)
+class DenseWork:
+    """A dense network and its inputs."""
+
+    checkpoint: Checkpoint
+    shapes: tuple[tuple[int, ...], ...]
+    """Shapes of the inputs of a call."""
+    precision: str
+    layout: str
+
+
 class Gpu(Protocol):
     """Interface of `farm.bench.networks.torch_timing.NetworkGpu`."""
 
@@ -52,6 +79,7 @@ class Gpu(Protocol):
     def load(self, bundle: Path) -> Any: ...
     def dense(self, checkpoint: Checkpoint, precision: str, layout: str) -> Any: ...
     def compiled(self, network: Any, mode: str) -> Any: ...
+    def compile_ahead(self, work: DenseWork, mode: str, seconds: float) -> str: ...
     def references(self, checkpoint: Checkpoint, inputs: Sequence[Any], at_once: int) -> Any: ...
     def inputs(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], sets: int, seed: int) -> Any: ...
     def as_for(self, inputs: Sequence[Any], precision: str, layout: str) -> Any: ...
@@ -83,6 +111,10 @@ class NetworkRules:
     seed: int = 0
     seconds: float | None = None
     """Time after which nothing more is started."""
+    compile_seconds: float = 300.0
+    """Time limit for compiling one network in a limited mode."""
+    allow_tf32: bool = False
+    """Whether float32 layers that our network leaves to PyTorch run in TF32."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +135,7 @@ class NetworkSession:
 
     def run(self, cases: Sequence[LoadedNetwork]) -> Iterator[Measurement]:
         """Yields each contender's measurement; a failure is a measurement's reason."""
-        quick = [mode for mode in self._rules.modes if not MODES[mode]]
+        quick = [mode for mode in self._rules.modes if not MODES[mode].option]
         for case in cases:
             yield self._guarded(case, GENERATED, partial(self._own, case))
             for mode in quick:
@@ -114,7 +146,7 @@ class NetworkSession:
                     yield from self._peers(case, mode)
 
     def _peers(self, case: LoadedNetwork, mode: str) -> Iterator[Measurement]:
-        for precision in self._rules.precisions:
+        for precision in (each for each in self._rules.precisions if each in MODES[mode].layouts):
             yield self._guarded(
                 case,
                 peer_name(mode, precision),
@@ -126,7 +158,7 @@ class NetworkSession:
             return Measurement(case.key, contender, None, OVER)
         try:
             return measure()
-        except _WrongError as error:
+        except _NoTimeError as error:
             return Measurement(case.key, contender, None, str(error), relative_error=error.relative_error)
         except (FarmError, CodegenError) as error:
             return Measurement(case.key, contender, None, str(error))
@@ -149,6 +181,8 @@ class NetworkSession:
 
     def _own(self, case: LoadedNetwork) -> Measurement:
         data = self._prepared(case)
+        tf32 = self._rules.allow_tf32 and case.key.data_type == "float32"
+        self._gpu.allow_tf32(tf32)
         begun = self._clock()
         network = self._gpu.load(case.bundle.path)
         facts: dict[str, Any] = {
@@ -159,26 +193,36 @@ class NetworkSession:
             "launches": sum(len(each.kernels) for each in layer_kernels(case.bundle, self._gpu.arch)),
             "code_bytes": code_bytes(case.bundle, self._gpu.arch),
         }
-        tolerance = OWN_TOLERANCES[case.key.data_type]
+        tolerance = TOLERANCES["tf32"] if tf32 else OWN_TOLERANCES[case.key.data_type]
         return self._measured(case, GENERATED, network, data.inputs, tolerance, facts, traced=True)
 
     def _peer(self, case: LoadedNetwork, mode: str, precision: str) -> Measurement:
         data = self._prepared(case)
         self._gpu.allow_tf32(precision == "tf32")
         contender, tolerance = peer_name(mode, precision), TOLERANCES[precision]
-        found = []
-        for layout in LAYOUTS[precision]:
-            network = self._gpu.dense(case.checkpoint, precision, layout)
+        option, found = MODES[mode].option, []
+        for layout in MODES[mode].layouts[precision]:
             begun = self._clock()
-            call = self._gpu.compiled(network, MODES[mode]) if MODES[mode] else network
+            if MODES[mode].limited:
+                self._compile_ahead(case, option, precision, layout)
+            network = self._gpu.dense(case.checkpoint, precision, layout)
+            call = self._gpu.compiled(network, option) if option else network
             inputs = self._gpu.as_for(data.inputs, precision, layout)
             measured = self._measured(case, contender, call, inputs, tolerance, {}, note=layout)
-            if MODES[mode]:
+            if option:
                 measured = replace(
                     measured, facts={**measured.facts, "compile_seconds": round(self._clock() - begun, 1)}
                 )
             found.append(measured)
         return min(found, key=lambda each: each.microseconds or float("inf"))
+
+    def _compile_ahead(self, case: LoadedNetwork, option: str, precision: str, layout: str) -> None:
+        """Leaves a compiled network in PyTorch's cache. Raises _NoTimeError."""
+        shapes = tuple(input_shapes(inputs_of(case.checkpoint), case.shapes, case.key.batch))
+        work = DenseWork(case.checkpoint, shapes, precision, layout)
+        seconds = min(self._rules.compile_seconds, max(self._deadline - self._clock(), 0.0))
+        if reason := self._gpu.compile_ahead(work, option, seconds):
+            raise _NoTimeError(reason)
 
     def _measured(
         self,
@@ -194,7 +238,8 @@ class NetworkSession:
     ) -> Measurement:
         compared = self._gpu.compare(self._gpu.outputs(call, inputs), self._prepared(case).references)
         if not compared.relative_error <= tolerance:
-            raise _WrongError(compared.relative_error, tolerance)
+            reason = f"{WRONG}relative error {compared.relative_error:.1e}, {tolerance:.0e} is allowed"
+            raise _NoTimeError(reason, compared.relative_error)
         timing = self._gpu.time(call, inputs)
         facts = {
             **facts,
@@ -237,9 +282,9 @@ def code_bytes(bundle: Bundle, arch: str) -> int:
     return sum(len(bundle.cubin(each)) for layer in bundle.layers.values() for each in layer.cubins_for(arch))
 
 
-class _WrongError(Exception):
-    """A network's outputs are wrong."""
+class _NoTimeError(Exception):
+    """A network has no time, for a reason."""
 
-    def __init__(self, relative_error: float, tolerance: float) -> None:
-        super().__init__(f"{WRONG}relative error {relative_error:.1e}, {tolerance:.0e} is allowed")
+    def __init__(self, reason: str, relative_error: float | None = None) -> None:
+        super().__init__(reason)
         self.relative_error = relative_error

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
-from codegen.errors import DeviceError
+from codegen.errors import CodegenError, DeviceError
 from codegen.frontend.onnx.export.network import read_network
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.checkpoint import Checkpoint
 from codegen.toolchain.temp_folders import TempFolder
 from farm.bench.networks.breakdown import TracedKernel, read_trace
+from farm.bench.networks.cases import inputs_of
+from farm.bench.networks.session import DenseWork
 from farm.bench.networks.torch_dense import DenseLayer
 from farm.bundle.reader import BundledLayer
 from farm.cuda.device import IDLE_SECONDS, WAKE_SECONDS
 from farm.cuda.graph import Gate, cool_down
-from farm.errors import UsageError
+from farm.errors import FarmError, UsageError
+from farm.executors.processes import end_with_parent
 from farm.torch.code_prefetch import prefetch_during_capture
 from farm.torch.layer import no_gpu_way_out
 from farm.torch.module import load, module_of
@@ -44,6 +53,8 @@ FEWEST_REPLAYS, MOST_REPLAYS = 15, 200
 CPU_CALLS = 7
 TRACES = 3
 """Traced replays, of which the median counts."""
+KEPT_BYTES = 4 * 2**30
+"""Size from which PyTorch's cache of compiled networks is emptied."""
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
 """Data type of activations and weights, by precision."""
 
@@ -128,13 +139,39 @@ class NetworkGpu:
         return network.to(dtype=TYPES[precision]).to(self._device).to(memory_format=kind)
 
     def compiled(self, network: nn.Module, mode: str) -> Call:
-        """Compiles a network with torch.compile in a mode, dropping what it compiled before.
-
-        Its kernels and what autotuning found stay in PyTorch's own cache on disk, for later runs.
-        """
+        """Compiles a network with torch.compile in a mode, dropping what it compiled before."""
         torch._dynamo.reset()
         call: Call = torch.compile(network, mode=mode, dynamic=False)
         return call
+
+    @contextmanager
+    def compilations_kept(self, folder: Path) -> Iterator[None]:
+        """Keeps what torch.compile makes within the block in a folder, emptied first if it is over KEPT_BYTES."""
+        if sum(each.lstat().st_size for each in folder.rglob("*")) > KEPT_BYTES:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with temporary_cache_dir(str(folder)):
+            yield
+
+    def compile_ahead(self, work: DenseWork, mode: str, seconds: float) -> str:
+        """Compiles a dense network in another process, for `compiled` to find in PyTorch's cache.
+
+        Returns why there is nothing to be found; empty if there is.
+        """
+        ours, theirs = Pipe(duplex=False)
+        with ours:
+            process = get_context("spawn").Process(target=_compile_ahead, args=(work, mode, theirs, os.getpid()))
+            process.start()
+            theirs.close()
+            try:
+                return str(ours.recv()) if ours.poll(seconds) else f"not finished in {seconds:.0f} s"
+            except EOFError:
+                return "the process that compiled it died"
+            finally:
+                with suppress(ProcessLookupError):  # it has not come to start its group, and no compiler either
+                    os.killpg(process.pid or 0, signal.SIGKILL)
+                process.kill()
+                process.join()
 
     def references(self, checkpoint: Checkpoint, inputs: Sequence[Inputs], at_once: int) -> list[torch.Tensor]:
         """The model's first output in float64 without folding, `at_once` images at a time."""
@@ -216,10 +253,7 @@ class NetworkGpu:
 
     def reason(self, error: Exception) -> str:
         """Reason of a network's failure."""
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            return "out of GPU memory"
-        lines = str(error).strip().splitlines()
-        return lines[0][:200] if lines else type(error).__name__
+        return reason_of(error)
 
     @contextmanager
     def _captured(self, call: Call, inputs: Inputs) -> Iterator[_Replay]:
@@ -273,6 +307,24 @@ class NetworkGpu:
         return float(statistics.median(times))
 
 
+def _compile_ahead(work: DenseWork, mode: str, reasons: Connection, parent: int) -> None:
+    """Body of the process that compiles ahead."""
+    os.setsid()  # the compilers that it starts belong to its group
+    end_with_parent(parent)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)  # autotuning prints tables
+    try:
+        gpu = NetworkGpu()
+        gpu.allow_tf32(work.precision == "tf32")
+        inputs = gpu.inputs(inputs_of(work.checkpoint), work.shapes, 1, 0)
+        call = gpu.compiled(gpu.dense(work.checkpoint, work.precision, work.layout), mode)
+        gpu.outputs(call, gpu.as_for(inputs, work.precision, work.layout))
+        reasons.send("")
+    except (CodegenError, FarmError, RuntimeError, MemoryError) as error:
+        reasons.send(reason_of(error))
+
+
 class _Replay:
     """A call captured on the current stream."""
 
@@ -301,6 +353,14 @@ def dense_network(checkpoint: Checkpoint, names: Sequence[str]) -> nn.Module:
     bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in layers}
     dense = {each.name: DenseLayer(each) for each in layers}
     return module_of(read_network(checkpoint.residual_graph.with_layers(layers)), bundled, dense).eval()
+
+
+def reason_of(error: Exception) -> str:
+    """Reason of a failure in one line."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return "out of GPU memory"
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def first_of(output: Any) -> torch.Tensor:
