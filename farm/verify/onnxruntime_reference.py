@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.frontend.onnx.export.intermediate_outputs import with_intermediate_outputs
-from codegen.frontend.onnx.export.residual_graph import Tensor, interface_of
+from codegen.frontend.onnx.export.residual_graph import Tensor, inputs_of
 from farm.errors import UsageError
 from farm.runtime.onnxruntime_session import OnnxRuntimeError, Session
 
@@ -54,7 +54,7 @@ def reference_tensors(
 
 def _filled(model: bytes, values: Mapping[str, float]) -> dict[str, NDArray[Any]]:
     """Arrays of equal elements for inputs of a model. Raises UsageError for an input that it lacks."""
-    inputs = {each.name: each for each in interface_of(model)[0]} if values else {}
+    inputs = {each.name: each for each in inputs_of(model)} if values else {}
     if missing := values.keys() - inputs.keys():
         raise UsageError(f"--input-value {min(missing)}: the model has no such input, only {', '.join(inputs)}")
     return {name: np.full(_sizes(inputs[name]), value, inputs[name].dtype) for name, value in values.items()}

@@ -150,6 +150,13 @@ def interface_of(model: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     return tuple(map(tensor_of, graph.input)), tuple(map(tensor_of, graph.output))
 
 
+def inputs_of(model: bytes) -> tuple[Tensor, ...]:
+    """Inputs of a model, whose outputs may lack types."""
+    import onnx
+
+    return tuple(map(tensor_of, onnx.load_model_from_string(model).graph.input))
+
+
 def tensor_of(value: ValueInfoProto) -> Tensor:
     """Name, type and shape of an ONNX value."""
     from onnx import helper
