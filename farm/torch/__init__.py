@@ -8,10 +8,23 @@ try:
     from farm.torch.capture import capture
     from farm.torch.compilation import Compiled, Sweep, compile, sweep  # noqa: A004 - named like torch.compile
     from farm.torch.module import load
+    from farm.torch.package import write_package
     from farm.torch.swap import Swapped, swap
+    from farm.torch.triton import write_triton_model
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(f"PyTorch is missing here ({error}): {way_out('torch')}", name="torch") from None
 
-__all__ = ["Compiled", "Swapped", "Sweep", "capture", "compile", "load", "swap", "sweep"]
+__all__ = [
+    "Compiled",
+    "Swapped",
+    "Sweep",
+    "capture",
+    "compile",
+    "load",
+    "swap",
+    "sweep",
+    "write_package",
+    "write_triton_model",
+]

@@ -1,0 +1,219 @@
+"""A bundle as an AOTInductor package, which calls compiled layers on a driver that is played."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from codegen.errors import DeviceError
+from codegen.frontend.onnx.export.residual_graph import Tensor
+from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from farm.bundle.reader import Bundle, BundledLayer
+from farm.errors import UsageError
+from farm.torch import package as packages
+from farm.torch import write_package, write_triton_model
+from farm.torch.layer import forget, register
+from farm.torch.package import LayerCall, Package
+from farm.torch.triton import config_of
+from tests.toolchain.played_bundle import played_bundle
+from tests.toolchain.played_runtimes import HERE, Played, build_driver
+from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
+
+IMAGE = (8, 6, 6)
+STREAM = 77
+PYTORCH_WITH_CUDA = f"""
+#include <stdint.h>
+int cuCtxGetCurrent(void **context) {{ *context = (void *)1; return 0; }}
+int aoti_torch_get_current_cuda_stream(int32_t device, void **stream) {{
+    (void)device;
+    *stream = (void *){STREAM};
+    return 0;
+}}
+"""
+"""What the driver that is played lacks, and PyTorch without CUDA too."""
+CALL = """
+import sys
+import torch
+
+network = torch._inductor.aoti_load_package(sys.argv[1])
+for images in map(int, sys.argv[3:]):
+    x = torch.zeros(images, 6, 6, 8).permute(0, 3, 1, 2) if sys.argv[2] == "strided" else torch.zeros(images, 8, 6, 6)
+    print(list(network(x.double() if sys.argv[2] == "double" else x).shape), hex(x.data_ptr())[2:])
+assert "farm" not in sys.modules
+"""
+
+
+@dataclass(frozen=True)
+class PackageRun:
+    """A call of a package in a process of its own."""
+
+    stdout: str
+    stderr: str
+    launches: list[list[str]]
+
+
+@dataclass(frozen=True)
+class PlayedPackage:
+    bundle: Path
+    folder: Path
+    """With Triton's model, and the driver."""
+    made: Package
+
+    def call(self, *images: int, how: str = "plain", fail: str = "") -> PackageRun:
+        log = self.folder / "log"
+        log.write_text("")
+        played = {"STUB_LOG": str(log), "STUB_ARCH": "90", "STUB_FAIL": fail, "LD_LIBRARY_PATH": str(self.folder)}
+        command = [sys.executable, "-c", CALL, self.made.path, how, *map(str, images)]
+        done = subprocess.run(
+            command, env={**os.environ, **played}, cwd=self.folder, capture_output=True, text=True, timeout=300
+        )
+        lines = [line.split(" ") for line in log.read_text().splitlines()]
+        return PackageRun(done.stdout, done.stderr, [line[1:] for line in lines if line[0] == "launch"])
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedPackage]:
+    folder = tmp_path_factory.mktemp("package")
+    (folder / "pytorch.c").write_text(PYTORCH_WITH_CUDA)
+    library = ["-Wl,-soname,libcuda.so.1", HERE / "stub_libcuda.c", folder / "pytorch.c", "-o", folder / "libcuda.so"]
+    subprocess.run(["gcc", "-std=gnu11", "-shared", "-fPIC", *library], check=True)
+    (folder / "libcuda.so.1").symlink_to("libcuda.so")
+    bundle = played_bundle(folder / "bundle.farm", squeeze_and_excitation(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LIBRARY_PATH", str(folder))
+        yield PlayedPackage(bundle, folder, write_triton_model(Bundle(bundle), folder / "model", "cpu"))
+
+
+def test_a_package_launches_each_layer_as_the_c_runtime_does(played: PlayedPackage, tmp_path: Path) -> None:
+    build_driver(tmp_path)
+    runtime = Played(tmp_path, tmp_path)
+    assert played.made.batch is None
+    for images in (1, 3):
+        assert runtime.run("c", played.bundle, images) == ""
+        layers = [each for each in runtime.launches() if each.kernel == "conv2d"]
+        found = played.call(images)
+        assert [each[0] for each in found.launches] == ["conv2d"] * 4
+        for launch, expected in zip(found.launches, layers, strict=True):
+            assert tuple(map(int, launch[1:8])) == expected.sizes
+            assert [each[0] == "p" or each for each in launch[9:]] == [
+                each[0] == "p" or each for each in expected.arguments
+            ]
+
+
+def test_a_layer_gets_the_addresses_of_its_tensors_and_the_current_stream(played: PlayedPackage) -> None:
+    found = played.call(3)
+    address = "p" + found.stdout.split()[-1]
+    depthwise, squeeze, excite, project = (launch[9:] for launch in found.launches)
+    assert depthwise[0] == address
+    assert squeeze[1] == excite[0]
+    x, _, residual, gate = project[:4]
+    assert (x, residual, gate) == (depthwise[1], address, excite[1])
+    assert {int(launch[8]) for launch in found.launches} == {STREAM}
+
+
+def test_an_input_whose_elements_are_apart_is_copied(played: PlayedPackage) -> None:
+    found = played.call(3, how="strided")
+    assert found.launches[0][9] != "p" + found.stdout.split()[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "fail", "said"),
+    [
+        ("double", "", "farm: layer project is given tensors of other sizes or types than its own"),
+        ("plain", "cuLaunchKernel", "farm: cuLaunchKernel failed (CUDA_ERROR_UNSUPPORTED_PTX_VERSION)"),
+        ("plain", "cuModuleLoadData", "cuModuleLoadData failed (CUDA_ERROR_UNSUPPORTED_PTX_VERSION)"),
+    ],
+)
+def test_what_fails_is_said_and_raises(played: PlayedPackage, how: str, fail: str, said: str) -> None:
+    found = played.call(2, how=how, fail=fail)
+    assert said in found.stderr
+    assert "RuntimeError" in found.stderr
+
+
+def test_triton_gets_a_package_and_its_configuration(played: PlayedPackage) -> None:
+    assert played.made.path == played.folder / "model" / "1" / "model.pt2"
+    assert sorted(each.name for each in (played.folder / "model").iterdir()) == ["1", "config.pbtxt"]
+    assert (played.folder / "model" / "config.pbtxt").read_text().splitlines() == [
+        'backend: "pytorch"',
+        'platform: "torch_aoti"',
+        "max_batch_size: 64",
+        "dynamic_batching {}",
+        'input { name: "INPUT__0" data_type: TYPE_FP32 dims: [8, 6, 6] }',
+        'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [8, 1, 1] }',
+        "instance_group { kind: KIND_GPU }",
+    ]
+
+
+def test_triton_joins_no_requests_where_a_tensor_has_no_batch() -> None:
+    x, y = Tensor("x", "float16", (4, 3)), Tensor("y", "int64", (None, 2))
+    config = config_of(Package(Path(), None, (x,), (y, x)), 64).splitlines()
+    assert config[2:] == [
+        "max_batch_size: 0",
+        'input { name: "INPUT__0" data_type: TYPE_FP16 dims: [4, 3] }',
+        'output { name: "OUTPUT__0" data_type: TYPE_INT64 dims: [-1, 2] }',
+        'output { name: "OUTPUT__1" data_type: TYPE_FP16 dims: [4, 3] }',
+        "instance_group { kind: KIND_GPU }",
+    ]
+
+
+def test_triton_has_not_every_data_type() -> None:
+    with pytest.raises(UsageError, match="Triton has no type for z \\(complex64\\): change the model"):
+        config_of(Package(Path(), None, (Tensor("z", "complex64", (None,)),), ()), 1)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [(Conv2d(2, 4, 5, 3, 3, 3), (7, 2, 4, 5)), (Conv2d(2, 1, 5, 3, 1, 3), (7, 2, 5)), (Linear(8, 4), (2, 3, 8))],
+)
+def test_a_call_is_traced_with_the_shape_that_the_layer_gives(spec: LayerSpec, shape: tuple[int, ...]) -> None:
+    number = register(BundledLayer("l", spec, False, ()), lambda *_: pytest.fail("is not run"))
+    try:
+        with FakeTensorMode():
+            x = torch.empty(shape, dtype=torch.float16)
+            expected = torch.ops.farm.layer(x, None, number)
+            found = LayerCall(spec, 0)(x)
+    finally:
+        forget(number)
+    assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+
+
+def test_a_network_may_fix_its_batch(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "c", "conv"), node("Flatten", "c", "y")]
+    for size, batch in (("N", None), (5, 5)):
+        proto = model(nodes, [tensor("w", values(4, 2, 1, 1))], inputs=[info("x", (size, 2, 3, 3))])
+        bundle = Bundle(played_bundle(tmp_path / f"{size}", save(tmp_path, proto)))
+        _, found = packages._exported(bundle, "cpu")
+        assert found == batch
+
+
+def test_open_sizes_besides_the_batch_are_refused(tmp_path: Path) -> None:
+    proto = model(
+        [node("Relu", "x", "r"), node("Gemm", "r w", "y")], [tensor("w", values(3, 4))], inputs=[info("x", ("N", 3))]
+    )
+    proto.graph.input.append(info("z", ("N", "M")))
+    bundle = Bundle(played_bundle(tmp_path / "bundle", save(tmp_path, proto)))
+    with pytest.raises(UsageError, match="has open sizes besides the batch: compile the model with --input-shape"):
+        write_package(bundle, tmp_path / "model.pt2", "cpu")
+    assert not (tmp_path / "model.pt2").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_the_way_out_is_named(played: PlayedPackage, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"PyTorch finds none: use a machine with a GPU.* The C runtime runs bundles"):
+        write_package(Bundle(played.bundle), tmp_path / "model.pt2")
+
+
+def test_an_older_pytorch_is_refused(played: PlayedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "_SHIMS", "setting_of_later_releases")
+    with pytest.raises(UsageError, match=r"cannot link compiled layers into a package: install 2\.8 or later"):
+        write_package(Bundle(played.bundle), tmp_path / "model.pt2", "cpu")
