@@ -42,6 +42,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "retry": ("farm retry 093ec891", "farm retry --all"),
     "fetch": ("farm fetch 093ec891 -o bundle", "farm fetch --submission c040f5064d89 -o bundles"),
     "verify": ("farm verify", "farm verify 093ec891 --gpu"),
+    "export": ("farm export bundle -o model.pt2", "farm export bundle --triton models/resnet18"),
     "run": ("farm run bundle --input x.npy -o y.npy",),
     "tune": (
         "farm tune model.onnx --batch 1,64",

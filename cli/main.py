@@ -25,6 +25,7 @@ from cli.commands.database import app as database_app
 from cli.commands.demo import demo
 from cli.commands.doctor import doctor
 from cli.commands.explain import explain
+from cli.commands.export import export
 from cli.commands.fetch import fetch
 from cli.commands.inspect import inspect
 from cli.commands.logs import logs
@@ -103,6 +104,7 @@ _add("retry", retry, JOBS)
 _add("fetch", fetch, RESULTS)
 _add("verify", verify, RESULTS)
 _add("run", run_bundle, RESULTS)
+_add("export", export, RESULTS)
 app.add_typer(bundle_app, name="bundle", rich_help_panel=RESULTS)
 _add("tune", tune, SPEED)
 app.add_typer(tuning_app, name="tuning", rich_help_panel=SPEED)
