@@ -153,6 +153,27 @@ NOT_FROM_SIZES = [
 ]
 
 
+def test_an_empty_part_of_a_shape_is_followed(tmp_path: Path) -> None:
+    """PyTorch's flatten of the first axes, as a voice detector has it before its convolutions."""
+    nodes = [
+        node("Shape", "x", "known"),
+        node("Cast", "known", "float", to=1),
+        node("Ceil", "float", "up"),
+        node("Cast", "up", "computed", to=7),
+        node("Reshape", "x computed", "t"),
+        node("Shape", "t", "s"),
+        node("Slice", "s a0 a0 a0", "front"),
+        node("Slice", "s a2 a4 a0", "back"),
+        node("Concat", "front minus back", "sizes", axis=0),
+        node("Reshape", "t sizes", "c"),
+        node("Conv", "c v", "d", "first", pads=[1, 1]),
+        node("Conv", "d v", "y", "second", pads=[1, 1]),
+    ]
+    numbers = constants(**NUMBERS, minus=np.array([-1]), v=values(3, 3, 3))
+    checkpoint = read_checkpoint(save(tmp_path, model(nodes, numbers, inputs=[info("x", [1, 1, 3, 10])])))
+    assert [layer.spec.input_shape for layer in checkpoint.layers] == [(3, 1, 10)] * 2
+
+
 @pytest.mark.parametrize("size", [["N", 3, 8, 8], ["N", 3, "h", "w"]])
 def test_an_option_that_would_not_help_is_not_named(size: list[Any], tmp_path: Path) -> None:
     proto = model(

@@ -111,7 +111,7 @@ class ComputedShapes:
         for name, tensor in zip(step.outputs, self._inferred[key], strict=False):
             tensors[name] = tensor if is_known(tensor.shape) else _merged(tensor, tensors.get(name, UNKNOWN))
 
-    def _compute(self, step: Step, tensors: Mapping[str, Tensor], values: Arrays) -> None:
+    def _compute(self, step: Step, tensors: dict[str, Tensor], values: Arrays) -> None:
         node = step.node
         if node.op_type in ("Shape", "Size"):
             shape = tensors.get(step.inputs[0], UNKNOWN).shape
@@ -122,8 +122,8 @@ class ComputedShapes:
                 values[step.outputs[0]] = part if node.op_type == "Shape" else np.array(prod(shape), np.int64)
             return
         outputs = [name for name in step.outputs if name]
-        if not all(_is_small(tensors.get(name, UNKNOWN)) for name in outputs):
-            return
+        if node.op_type != "Slice" and not all(_is_small(tensors.get(name, UNKNOWN)) for name in outputs):
+            return  # a slice of values is small, and without a known size where it is empty
         if all(name in self._constants for name in outputs):
             with suppress(CheckpointError, UnsupportedError):  # reported for the layer that reads it
                 values |= {name: self._constants.read(name) for name in outputs}
@@ -136,7 +136,9 @@ class ComputedShapes:
                 self._computed[key] = list(self._evaluator.outputs(node, values).values())
             except UnsupportedError:
                 self._computed[key] = []
-        values |= zip(outputs, self._computed[key], strict=False)
+        for name, array in zip(outputs, self._computed[key], strict=False):
+            values[name] = array
+            tensors[name] = Tensor(tensors.get(name, UNKNOWN).element_type, array.shape)
 
 
 def _steps(graph: GraphProto) -> list[Step]:
