@@ -71,6 +71,27 @@ class Mish:
     """v tanh(log(1 + exp(v)))"""
 
 
+@dataclass(frozen=True)
+class Scale:
+    """v times the factor, plus the shift, both of float32."""
+
+    factor: float = 1.0
+    shift: float = 0.0
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """The nearest multiple of the scale, ties to even, from `low` to `high` times the scale; NaN stays.
+
+    The numbers that a QuantizeLinear and a DequantizeLinear leave: `low` and `high` are the integer type's bounds less
+    the zero point. The scale and its reciprocal are positive and finite in float32.
+    """
+
+    scale: float
+    low: int
+    high: int
+
+
 POOL_STRIDE = 2
 """Rows and columns from a window of a max pool to the next."""
 
@@ -97,7 +118,7 @@ class MaxPool:
 Activation = Sigmoid | HardSigmoid | HardSwish | Swish | Gelu | Tanh | Mish
 """A step that computes a function; `codegen.verification.activations` has it in float64, with its error bound."""
 
-Step = Clip | LeakyRelu | AddResidual | MaxPool | Activation
+Step = Clip | LeakyRelu | AddResidual | MaxPool | Scale | Quantize | Activation
 """A step between the bias and the store of a sum."""
 
 STEPS: dict[str, type[Step]] = {
@@ -112,4 +133,6 @@ STEPS: dict[str, type[Step]] = {
     "gelu": Gelu,
     "tanh": Tanh,
     "mish": Mish,
+    "scale": Scale,
+    "quantize": Quantize,
 }

@@ -13,6 +13,7 @@ from math import log2, pi, sqrt
 import numpy as np
 
 from codegen.ir.layer_spec import (
+    Activation,
     AddResidual,
     Clip,
     Gelu,
@@ -21,6 +22,8 @@ from codegen.ir.layer_spec import (
     LeakyRelu,
     MaxPool,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
     Step,
     Swish,
@@ -47,6 +50,9 @@ NEAR_ZERO = 0.55
 """Below it the hyperbolic tangent of v is v + v^3 (TANH[0] + v^2 TANH[1] + ...), fitted: off by 5e-9 of itself."""
 TANH = (-0.33333316445350647, 0.13332585990428925, -0.05385230854153633, 0.021071672439575195, -0.006274229846894741)
 
+ROUNDING = 1.5 * 2.0**23
+"""Added and subtracted again, it rounds a float32 below 2^22 to an integer, ties to even."""
+
 MISH_CONSTANT_FROM = 20.0
 """Value from which on the second factor of Mish is 1 in float32."""
 
@@ -66,6 +72,26 @@ def step_text(step: Step) -> str:
                 if bound is not None
             ]
             return " ".join(texts)
+        case Scale(factor, shift):
+            return f"fma.rn.f32 v,v,{_constant(factor)},{_constant(shift)};"
+        case Quantize(scale, low, high):
+            rounded = f"add.rn.f32 v,v,{_constant(ROUNDING)}; sub.rn.f32 v,v,{_constant(ROUNDING)};"
+            steps = f"mul.rn.f32 v,v,{_constant(1 / scale)}; {step_text(Clip(low, high))} {rounded}"
+            return f"{steps} mul.rn.f32 v,v,{_constant(scale)};"
+        case MaxPool():
+            return ""  # of several values: max_pool.cuh has it, before the others
+    return _activation(step)
+
+
+@lru_cache(maxsize=256)
+def added_instructions(epilogue: tuple[Step, ...]) -> int:
+    """Instructions per output for the steps that are more than a comparison or an addition."""
+    plain = (AddResidual, LeakyRelu, Clip)
+    return sum(step_text(step).count(";") for step in epilogue if not isinstance(step, plain))
+
+
+def _activation(step: Activation) -> str:
+    match step:
         case Sigmoid():
             return f"mul.rn.f32 r,v,{_constant(-_LOG2_E)}; {_logistic('v')}"
         case Swish(alpha):
@@ -86,8 +112,6 @@ def step_text(step: Step) -> str:
             return _gelu()
         case Tanh():
             return _tanh()
-        case MaxPool():
-            return ""  # of several values: max_pool.cuh has it, before the others
         case Mish():
             # tanh(log(1 + x)) is n / (n + 2), n = x (x + 2).
             return (
@@ -96,13 +120,6 @@ def step_text(step: Step) -> str:
                 f"ex2.approx.ftz.f32 r,r; add.rn.f32 s,r,{_constant(2)}; mul.rn.f32 r,r,s; "
                 f"add.rn.f32 s,r,{_constant(2)}; rcp.approx.ftz.f32 s,s; mul.rn.f32 r,r,s; mul.rn.f32 v,v,r; }}"
             )
-
-
-@lru_cache(maxsize=256)
-def added_instructions(epilogue: tuple[Step, ...]) -> int:
-    """Instructions per output for the steps that are more than a comparison or an addition."""
-    plain = (AddResidual, LeakyRelu, Clip)
-    return sum(step_text(step).count(";") for step in epilogue if not isinstance(step, plain))
 
 
 def _logistic(result: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from codegen.ir.epilogue import POOL_STRIDE
-from codegen.ir.layer_spec import Clip, Conv2d, LeakyRelu, Step, is_pooled
+from codegen.ir.layer_spec import Clip, Conv2d, LeakyRelu, Quantize, Scale, Step, is_pooled
 from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.lowering import AnyTiled
 from codegen.kernels.placeholders import FIRST_BIAS, immediate
@@ -30,7 +30,10 @@ _BANKS, _SKEW = 32, 14
 
 def is_monotonic(step: Step) -> bool:
     """Whether a step never falls: the larger of two values is no smaller after it, and only NaN becomes NaN."""
-    return isinstance(step, Clip) or (isinstance(step, LeakyRelu) and step.slope > 0)
+    match step:
+        case LeakyRelu(factor) | Scale(factor):
+            return factor > 0
+    return isinstance(step, Clip | Quantize)
 
 
 def has_whole_windows(layer: AnyTiled) -> bool:

@@ -1,4 +1,4 @@
-"""Activations of an epilogue in float64, with error bounds of the kernel's arithmetic."""
+"""Functions of an epilogue in float64, with error bounds of the kernel's arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.ir.layer_spec import Activation, Gelu, HardSigmoid, HardSwish, Mish, Sigmoid, Swish, Tanh
+from codegen.ir.layer_spec import (
+    Activation,
+    Gelu,
+    HardSigmoid,
+    HardSwish,
+    Mish,
+    Quantize,
+    Scale,
+    Sigmoid,
+    Swish,
+    Tanh,
+)
 
 Float64Array = NDArray[np.float64]
 
@@ -23,11 +34,11 @@ _complementary_error = np.frompyfunc(math.erfc, 1, 1)
 
 @dataclass(frozen=True)
 class Function:
-    """An activation with an error bound of the kernel's arithmetic."""
+    """A function of one value with an error bound of the kernel's arithmetic."""
 
     definition: Callable[[Float64Array], Float64Array]
     steepest: float
-    """Largest magnitude of the slope, by which an error of the argument grows at most."""
+    """Largest magnitude of the slope, by which an error of the argument grows at most. Not for staircases."""
     absolute: float
     relative: float
     """For an exact float32 argument, the kernel's error is at most `absolute` plus `relative` times the exact result.
@@ -35,23 +46,33 @@ class Function:
     The bound is the sum, to first order, of the largest errors of all instructions in `kernels/epilogue_ptx.py`, with
     2.5 units in the last place for `ex2.approx` and 1 for `rcp.approx`. tests/unit/test_activations.py adds them up.
     """
+    is_staircase: bool = False
+    """Whether it jumps, but never falls: the argument's error, three roundings included, may move it by a step."""
 
     def compute(self, v: Float64Array) -> Float64Array:
         """The values at v; infinities and NaN follow ONNX's definitions."""
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             return self.definition(v)
 
-    def error(self, after: Float64Array, error: Float64Array) -> Float64Array:
-        """Error bound of the results `after`, from the argument's error bound."""
+    def error(self, before: Float64Array, after: Float64Array, error: Float64Array) -> Float64Array:
+        """Error bound of the results `after`, from the arguments and their error bound."""
         grown = self.steepest * error
+        if self.is_staircase:
+            reach = np.where(np.isfinite(before), error + 3 * _UNIT * (np.abs(before) + error), 0.0)
+            with np.errstate(invalid="ignore"):  # NaN
+                grown = np.maximum(self.compute(before + reach) - after, after - self.compute(before - reach))
         with np.errstate(invalid="ignore"):  # infinite values
             result: Float64Array = grown + self.absolute + self.relative * (np.abs(after) + grown)
         return result
 
 
-def function_of(step: Activation) -> Function:
-    """The function of an activation step."""
+def function_of(step: Activation | Scale | Quantize) -> Function:
+    """The function of a step that has no bounds of its own."""
     match step:
+        case Scale(factor, shift):
+            return Function(lambda v: factor * v + shift, abs(factor), _FLUSHED, _UNIT)
+        case Quantize(scale, low, high):
+            return Function(lambda v: scale * np.clip(np.rint(v / scale), low, high), 0.0, _FLUSHED, _UNIT, True)
         case Sigmoid():
             return Function(_logistic, 0.25, 1.5 * _UNIT, 4 * _UNIT)
         case Swish(alpha):

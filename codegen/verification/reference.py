@@ -255,7 +255,7 @@ def _error_of_step(
             multiplied += _rounding((abs(step.slope) + of_slope) * lowest, precision)
         error = np.where(lowest == 0, error, multiplied)
     elif not isinstance(step, Clip | MaxPool):
-        error = function_of(step).error(after, error)
+        error = function_of(step).error(before, after, error)
     elif isinstance(step, Clip):
         # The minimum or maximum of a value and a limit moves by at most the larger error of the two. A limit outside
         # the type's range has no effect on a value within it.

@@ -15,6 +15,8 @@ from codegen.ir.layer_spec import (
     LeakyRelu,
     Linear,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
     Swish,
     Tanh,
@@ -283,6 +285,10 @@ _ACTIVATIONS = {
         replace(_ACTIVATED, epilogue=(Swish(), HardSwish(1 / 6, 0.5))),
         Tiling("conv2d", 8, 4, 1, 4, 2, 2),
         virtual_arch="compute_75",
+    ),
+    "quantized, a residual, scaled": Case(
+        replace(_ACTIVATED, epilogue=(Quantize(0.0625, -128, 127), AddResidual(), Scale(-1.5, 0.25))),
+        Tiling("conv2d", 8, 4, 2, 4, 2, 2),
     ),
     "SiLU and a sigmoid, full form": Case(
         Conv2d(3, 7, 9, 4, 1, 3, epilogue=(Swish(1.702), Sigmoid())), Tiling("conv2d", 9, 4, 2, 2, 2, 2, form="full")

@@ -24,6 +24,8 @@ from codegen.ir.layer_spec import (
     Linear,
     MaxPool,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
     Step,
     Swish,
@@ -48,6 +50,8 @@ STEPS: list[Step] = [
     Gelu("tanh"),
     Tanh(),
     Mish(),
+    Scale(-1.5, 0.25),
+    Quantize(0.0625, -100, 155),
     MaxPool(),
     MaxPool(3, (1, 0, 0, 1)),
 ]

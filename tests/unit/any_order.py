@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.dtypes import from_float32, to_float32
-from codegen.ir.layer_spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu, Linear
+from codegen.ir.layer_spec import AddResidual, Clip, DataType, LayerSpec, LeakyRelu, Linear, Quantize, Scale
 from codegen.verification.activations import function_of
 from tests.unit.layer_definitions import terms
 
@@ -96,10 +96,14 @@ def computed_output(
             value = value + wide(to_float32(residual[place], spec.data_type))
         elif isinstance(step, LeakyRelu):
             value = value * wide(step.slope) if value < 0 else value
+        elif isinstance(step, Scale):
+            value = value * wide(step.factor) + wide(step.shift)
+        elif isinstance(step, Quantize):
+            value = wide(np.rint(np.clip(value * wide(1 / step.scale), step.low, step.high))) * wide(step.scale)
         elif not isinstance(step, Clip):
             function = function_of(step)
             exact = function.compute(np.array(value, np.float64))
-            value = wide(exact + rng.uniform(-0.9, 0.9) * function.error(exact, np.zeros(())))
+            value = wide(exact + rng.uniform(-0.9, 0.9) * function.error(np.float64(value), exact, np.zeros(())))
         else:
             value = value if step.low is None else max(value, wide(step.low))
             value = value if step.high is None else min(value, wide(step.high))

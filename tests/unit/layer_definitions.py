@@ -26,6 +26,7 @@ from codegen.ir.layer_spec import (
     LeakyRelu,
     Linear,
     Mish,
+    Scale,
     Sigmoid,
     Step,
     Swish,
@@ -44,6 +45,7 @@ steps: st.SearchStrategy[Step] = st.one_of(
     st.builds(Clip, st.sampled_from([None, 0.0, -0.3]), st.sampled_from([None, 6.0, 0.7])),
     st.builds(LeakyRelu, st.sampled_from([0.0, 0.01, 0.25, 1.0, 3.0, -0.5])),
     st.just(AddResidual()),
+    st.just(Scale(-1.5, 0.25)),
     st.sampled_from([Sigmoid(), HardSigmoid(0.2, 0.5), HardSwish(1 / 6, 0.5), Swish(), Gelu(), Tanh(), Mish()]),
 )
 epilogues = st.lists(steps, max_size=3).map(tuple)

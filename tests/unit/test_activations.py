@@ -22,7 +22,10 @@ from codegen.ir.layer_spec import (
     HardSwish,
     LeakyRelu,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
+    Step,
     Swish,
     Tanh,
 )
@@ -45,6 +48,7 @@ ACTIVATIONS: list[Activation] = [
     Tanh(),
     Mish(),
 ]
+THIN = float(np.float32(0.05))
 each_activation = pytest.mark.parametrize("step", ACTIVATIONS, ids=str)
 
 ROUNDED = {"ex2": 2.5 * 2.0**-23, "rcp": 2.0**-23, "mul": 2.0**-24, "fma": 2.0**-24, "add": 2.0**-24, "sub": 2.0**-24}
@@ -121,14 +125,14 @@ def largest_error(step: Activation, v: Floats) -> Floats:
     return total
 
 
-def allowed(function: Function, exact: Floats) -> Floats:
-    return function.error(exact, np.zeros_like(exact))
+def allowed(function: Function, v: Floats, exact: Floats) -> Floats:
+    return function.error(v, exact, np.zeros_like(exact))
 
 
 @each_activation
 def test_the_errors_of_all_instructions_together_are_within_what_is_declared(step: Activation) -> None:
     v, function = spread(), function_of(step)
-    share = largest_error(step, v) / allowed(function, function.compute(v))
+    share = largest_error(step, v) / allowed(function, v, function.compute(v))
     assert 0.2 < share.max() < 0.999
 
 
@@ -140,7 +144,7 @@ def test_no_slope_is_steeper_than_declared(step: Activation) -> None:
     assert slopes.max() <= function.steepest * (1 + 1e-9)
 
 
-def emulated(step: Activation, v: NDArray[np.float32]) -> NDArray[np.float32]:
+def emulated(step: Step, v: NDArray[np.float32]) -> NDArray[np.float32]:
     text = f"""
         .version 9.0
         .target sm_80
@@ -163,7 +167,7 @@ def test_the_emulator_computes_each_function_within_its_error(step: Activation) 
     v, function = spread(), function_of(step)
     exact = function.compute(v)
     difference = np.abs(emulated(step, v.astype(np.float32)) - exact)
-    assert (difference <= allowed(function, exact)).all()
+    assert (difference <= allowed(function, v, exact)).all()
 
 
 @each_activation
@@ -174,8 +178,37 @@ def test_infinite_and_missing_arguments_give_what_the_definition_gives(step: Act
     got = emulated(step, v)
     odd = ~np.isfinite(exact)
     np.testing.assert_array_equal(got[odd], exact[odd])
-    assert (np.abs(got[~odd] - exact[~odd]) <= allowed(function, exact[~odd])).all()
+    assert (np.abs(got[~odd] - exact[~odd]) <= allowed(function, v[~odd], exact[~odd])).all()
     assert np.isnan(got[2])
+
+
+@pytest.mark.parametrize(
+    "step", [Scale(-1.5, 0.25), Scale(THIN, 3e5), Quantize(THIN, -100, 155), Quantize(1.0, -65535, 0)], ids=str
+)
+def test_the_emulator_scales_and_quantizes_within_the_error(step: Scale | Quantize) -> None:
+    odd = np.array([np.inf, -np.inf, np.nan, 1e38, -1e38, 0.0, 1e-40])
+    v, function = np.concatenate([spread(), odd]).astype(np.float32).astype(np.float64), function_of(step)
+    exact, got = function.compute(v), emulated(step, v.astype(np.float32))
+    finite = np.isfinite(exact)
+    np.testing.assert_array_equal(got[~finite], exact[~finite])
+    assert (np.abs(got[finite] - exact[finite]) <= allowed(function, v[finite], exact[finite])).all()
+
+
+def test_a_quantized_value_is_exact_unless_it_is_near_the_middle_of_two_steps() -> None:
+    step = Quantize(THIN, -100, 155)
+    v = np.append(np.random.default_rng(0).uniform(-6, 9, 20000), 0.025)
+    function = function_of(step)
+    exact = function.compute(v)
+    from_middle = np.abs(v / step.scale - np.floor(v / step.scale) - 0.5)
+    near = allowed(function, v, exact) > step.scale / 2
+    assert near.sum() < 20
+    assert from_middle[near].max(initial=0) < 1e-4
+    np.testing.assert_allclose(exact, step.scale * np.clip(np.rint(v / step.scale), -100, 155))
+
+
+def test_values_in_the_middle_of_two_steps_are_rounded_to_the_even_one() -> None:
+    v = np.array([-1.5, -0.5, 0.5, 1.5, 2.5], np.float32)
+    np.testing.assert_array_equal(emulated(Quantize(1.0, -128, 127), v), [-2, 0, 0, 2, 2])
 
 
 DEFINITIONS: dict[str, tuple[Activation, Callable[[float], float]]] = {

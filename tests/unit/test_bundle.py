@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from codegen.ir.layer_spec import (
-    Activation,
     AddResidual,
     Clip,
     Conv2d,
@@ -20,7 +19,10 @@ from codegen.ir.layer_spec import (
     LayerSpec,
     Linear,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
+    Step,
     Swish,
     Tanh,
     spec_from_json,
@@ -212,10 +214,12 @@ def test_a_layer_that_reads_from_a_larger_tensor_has_its_input_step(tmp_path: Pa
     assert Bundle(tmp_path / "out").layers["conv1"].most_input_step == (2**31 - 1) // 4
 
 
-STEPS: list[Activation] = [
+STEPS: list[Step] = [
     Sigmoid(),
     HardSigmoid(0.2, 0.5),
     HardSwish(0.25, 0.5),
+    Scale(0.25, 0.5),
+    Quantize(0.25, -128, 127),
     Swish(1.702),
     Gelu(),
     Gelu("tanh"),
@@ -225,7 +229,7 @@ STEPS: list[Activation] = [
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
-def test_activations_are_in_the_manifest(step: Activation, tmp_path: Path, store: MemoryStore) -> None:
+def test_activations_are_in_the_manifest(step: Step, tmp_path: Path, store: MemoryStore) -> None:
     spec = Linear(12, 5, epilogue=(Clip(high=6.0), step))
     manifest = write_layers(tmp_path / "out", store, replace(build(0, "fc1"), spec=spec, tiling=LINEAR_TILING))
     validator().validate(manifest)

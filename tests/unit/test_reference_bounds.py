@@ -22,6 +22,8 @@ from codegen.ir.layer_spec import (
     LayerSpec,
     LeakyRelu,
     Linear,
+    Quantize,
+    Scale,
     Swish,
     Tanh,
 )
@@ -69,8 +71,13 @@ def test_every_layer_computed_in_any_order_keeps_the_bound(
 @each_arithmetic
 @pytest.mark.parametrize(
     "epilogue",
-    [(), (LeakyRelu(0.1), AddResidual(), Clip(-0.1, 0.7)), (Gelu(), AddResidual(), Swish(), Tanh())],
-    ids=["plain", "epilogue", "activations"],
+    [
+        (),
+        (LeakyRelu(0.1), AddResidual(), Clip(-0.1, 0.7)),
+        (Gelu(), AddResidual(), Swish(), Tanh()),
+        (Quantize(0.0625, -100, 100), AddResidual(), Scale(-1.5, 0.25), Quantize(0.125, -128, 127)),
+    ],
+    ids=["plain", "epilogue", "activations", "quantized"],
 )
 def test_a_long_sum_in_any_order_keeps_the_bound(arithmetic: Arithmetic, epilogue: tuple[Any, ...]) -> None:
     rng = np.random.default_rng(0)

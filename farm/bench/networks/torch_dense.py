@@ -12,6 +12,7 @@ from torch.nn import functional
 from codegen.ir.checkpoint import Layer
 from codegen.ir.epilogue import POOL_STRIDE
 from codegen.ir.layer_spec import (
+    Activation,
     AddResidual,
     Clip,
     Conv2d,
@@ -23,6 +24,8 @@ from codegen.ir.layer_spec import (
     Linear,
     MaxPool,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
     Step,
     Swish,
@@ -105,6 +108,20 @@ def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
             return values if low is None and high is None else values.clamp(low, high)
         case LeakyRelu(slope):
             return functional.leaky_relu(values, slope)
+        case Scale(factor, shift):
+            return values * factor + shift
+        case Quantize(scale, low, high):
+            return (values / scale).round().clamp(low, high) * scale
+        case MaxPool(window, (top, left, bottom, right)):
+            padded = functional.pad(values, (left, right, top, bottom), value=-math.inf)
+            return functional.max_pool2d(padded, window, POOL_STRIDE)
+        case AddResidual():
+            raise ValueError("the addition of a residual takes two tensors")
+    return _activated(step, values)
+
+
+def _activated(step: Activation, values: torch.Tensor) -> torch.Tensor:
+    match step:
         case Sigmoid():
             return values.sigmoid()
         case HardSigmoid(alpha, beta):
@@ -119,10 +136,5 @@ def applied(step: Step, values: torch.Tensor) -> torch.Tensor:
             return values.tanh()
         case Mish():
             return functional.mish(values)
-        case MaxPool(window, (top, left, bottom, right)):
-            padded = functional.pad(values, (left, right, top, bottom), value=-math.inf)
-            return functional.max_pool2d(padded, window, POOL_STRIDE)
-        case AddResidual():
-            raise ValueError("the addition of a residual takes two tensors")
         case _:
             assert_never(step)
