@@ -168,6 +168,10 @@ class _Builder:
         self.constants.append(numpy_helper.from_array(np.asarray(values).astype(self.dtype), name))
         return name
 
+    def _integer(self, value: int) -> str:
+        self.constants.append(numpy_helper.from_array(np.array(value, np.uint8), f"c{len(self.constants)}"))
+        return self.constants[-1].name
+
     def _node(self, operator: str, *inputs: str, **attributes: Any) -> None:
         output = f"t{len(self.nodes)}"
         self.nodes.append(helper.make_node(operator, inputs, [output], f"{operator}{len(self.nodes)}", **attributes))
@@ -221,6 +225,10 @@ class _Builder:
             case "residual_of_rows":
                 self._node("Flatten", before)
                 self._node("Add", self._last, "r")
+            case "quantize":
+                parameters = self._constant(0.05), self._integer(100)
+                self._node("QuantizeLinear", before, *parameters)
+                self._node("DequantizeLinear", self._last, *parameters)
             case "pool":
                 self._node("MaxPool", before, kernel_shape=[2, 2], strides=[2, 2])
             case "wide_pool":

@@ -252,6 +252,21 @@ def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
     return _function(lambda v: min(max(alpha * v + beta, 0.0), 1.0), abs(alpha))(attributes, x)
 
 
+def _quantize(attributes: Attributes, x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The integers as floats. A value whose error, that of folding included, reaches over the middle of two jumps."""
+    reach = x.error + x.folding + 4 * UNIT_ROUNDOFF * np.abs(x.value)
+    low, value, high = (
+        np.clip(np.rint(each / scale.value) + zero.value, 0, 255)
+        for each in (x.value - reach, x.value, x.value + reach)
+    )
+    return replace(x, value=value, error=np.maximum(high - value, value - low), magnitude=value, folds=0)
+
+
+def _dequantize(attributes: Attributes, x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    value = (x.value - zero.value) * scale.value
+    return _rounded(x, value, x.error * scale.value, magnitude=np.abs(value))
+
+
 def _batch_norm(
     attributes: Attributes, x: Tensor, scale: Tensor, offset: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
@@ -293,6 +308,7 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "Constant": _constant,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "DequantizeLinear": _dequantize,
     "Div": _div,
     "Erf": _function(math.erf, 1.13),
     "Flatten": _flatten,
@@ -305,6 +321,7 @@ _NODES: dict[str, Callable[..., Tensor]] = {
     "MaxPool": _max_pool,
     "Mish": _function(_mish, 1.1),
     "Mul": _mul,
+    "QuantizeLinear": _quantize,
     "Relu": _relu,
     "Sigmoid": _function(_logistic, 0.25),
     "Tanh": _function(math.tanh, 1.0),

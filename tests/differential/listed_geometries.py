@@ -56,6 +56,11 @@ GEOMETRIES: dict[str, Geometry] = {
     "sigmoid and hard sigmoid": Geometry(
         "Conv", 4, 5, (6, 7), (2, 2), steps=("hard_sigmoid", "residual", "sigmoid"), virtual_arch="compute_75"
     ),
+    "a hard swish, scaled": Geometry(
+        "Conv", 6, 6, (8, 9), (3, 3), pads=(1, 1, 1, 1), group=6, steps=("hard_swish", "multiply_scalar", "residual")
+    ),
+    "rounded to 8 bits": Geometry("Conv", 5, 7, (8, 6), (3, 3), steps=("relu", "quantize", "residual", "clip")),
+    "rounded to 8 bits and pooled": Geometry("Conv", 5, 6, (9, 8), (3, 3), steps=("batch_norm", "quantize", "pool")),
     "Mish and tanh, transposed": Geometry("ConvTranspose", 4, 5, (5, 4), (3, 3), (2, 2), steps=("mish", "tanh")),
     "GELU of nodes, of sequences": Geometry("MatMul", 16, 9, (4,), bias=False, steps=("add", "gelu_of_nodes")),
     "residual of flat maps": Geometry("Conv", 4, 6, (7, 8), (3, 3), steps=("silu", "residual_of_rows")),

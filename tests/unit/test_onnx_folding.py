@@ -152,9 +152,15 @@ def test_a_normalisation_that_trains_by_its_outputs_is_not_folded(tmp_path: Path
     assert layer_of(tmp_path, proto).output == "c"
 
 
-def test_a_constant_after_an_activation_is_not_folded(tmp_path: Path) -> None:
-    proto = after_conv(node("Relu", "c", "r"), node("Mul", "r k", "y"), k=2.0)
+def test_a_constant_for_each_channel_after_an_activation_is_not_folded(tmp_path: Path) -> None:
+    proto = after_conv(node("Relu", "c", "r"), node("Mul", "r k", "y"), k=PER_KERNEL[:, None, None])
     assert layer_of(tmp_path, proto).output == "r"
+
+
+@pytest.mark.parametrize("factor", [np.inf, np.nan, 3e38])
+def test_a_factor_after_an_activation_that_overflows_float32_is_not_fused(factor: float, tmp_path: Path) -> None:
+    proto = after_conv(node("Relu", "c", "r"), node("Mul", "r two", "s"), node("Mul", "s k", "y"), two=2.0, k=factor)
+    assert layer_of(tmp_path, proto).output == "s"
 
 
 @pytest.mark.parametrize("reader", ["another node", "a sub-graph", "the model's user"])

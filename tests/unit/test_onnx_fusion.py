@@ -11,7 +11,7 @@ import pytest
 
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Layer
-from codegen.ir.layer_spec import AddResidual, Clip, LeakyRelu
+from codegen.ir.layer_spec import AddResidual, Clip, HardSwish, LeakyRelu, Quantize, Scale
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,
@@ -32,6 +32,11 @@ SLOPE = float(np.float32(0.01))
 
 def conv(x: str = "x", y: str = "c", name: str = "conv", w: str = "w") -> onnx.NodeProto:
     return node("Conv", f"{x} {w}", y, name, pads=[1, 1, 1, 1])
+
+
+def rounding(x: str, y: str) -> list[onnx.NodeProto]:
+    """The nodes that round x to multiples of s."""
+    return [node("QuantizeLinear", f"{x} s z", f"{y}_integers"), node("DequantizeLinear", f"{y}_integers s z", y)]
 
 
 def after_conv(
@@ -69,6 +74,36 @@ ACTIVATIONS: list[tuple[list[onnx.NodeProto], dict[str, Any], tuple[Any, ...], i
     ),
     ([node("Mul", "c k", "d"), node("Add", "d r", "e"), node("Relu", "e", "y")], {"k": 2.0}, (AddResidual(), RELU), 17),
     ([node("Add", "c x", "y")], {}, (AddResidual(),), 17),
+    (
+        [node("Relu", "c", "d"), node("Mul", "s d", "e"), node("Add", "e t", "y")],
+        {"s": 1.5, "t": np.full((1, 1), -0.25, np.float32)},
+        (RELU, Scale(1.5, -0.25)),
+        17,
+    ),
+    (
+        [node("HardSwish", "c", "d"), node("Sub", "one d", "e"), node("Add", "e r", "f"), node("Div", "f s", "y")],
+        {"s": 2.0, "one": 1.0},
+        (HardSwish(float(np.float32(1 / 6)), 0.5), Scale(-1.0, 1.0), AddResidual(), Scale(0.5, 0.0)),
+        17,
+    ),
+    (
+        [node("Relu", "c", "d"), *rounding("d", "e"), node("Add", "e r", "f"), *rounding("f", "y")],
+        {"s": 0.0625, "z": np.array(3, np.uint8)},
+        (RELU, Quantize(0.0625, -3, 252), AddResidual(), Quantize(0.0625, -3, 252)),
+        17,
+    ),
+    (
+        rounding("c", "y"),
+        {"s": np.array([0.03125], np.float32), "z": np.array([-8], np.int8)},
+        (Quantize(0.03125, -120, 135),),
+        17,
+    ),
+    (
+        [node("QuantizeLinear", "c s", "q"), node("DequantizeLinear", "q s", "y")],
+        {"s": 0.03125},
+        (Quantize(0.03125, 0, 255),),
+        17,
+    ),
 ]
 
 
@@ -107,6 +142,16 @@ NOT_FUSED: list[tuple[list[onnx.NodeProto], dict[str, Any]]] = [
     ([node("Sub", "c r", "y")], {}),
     ([node("Relu", "c", "y"), node("Exp", "c", "z")], {}),
     ([node("Relu", "c", "y", domain="vendor")], {}),
+    ([node("QuantizeLinear", "c s", "q"), node("DequantizeLinear", "q t", "y")], {"s": 0.5, "t": 0.25}),
+    (
+        [node("QuantizeLinear", "c s", "q"), node("DequantizeLinear", "q s z", "y")],
+        {"s": 0.5, "z": np.array(1, np.uint8)},
+    ),
+    (rounding("c", "y"), {"s": np.full(3, 0.5, np.float32), "z": np.zeros(3, np.int8)}),
+    (rounding("c", "y"), {"s": 0.0, "z": np.array(0, np.int8)}),
+    (rounding("c", "y"), {"s": np.inf, "z": np.array(0, np.int8)}),
+    (rounding("c", "y"), {"s": 1e-44, "z": np.array(0, np.int8)}),
+    ([*rounding("c", "y"), node("Identity", "y_integers", "other")], {"s": 0.5, "z": np.array(0, np.int8)}),
 ]
 
 

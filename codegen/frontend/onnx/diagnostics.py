@@ -6,7 +6,10 @@ from codegen.ir.layer_spec import DataType
 
 DATA_TYPES: tuple[DataType, ...] = ("float32", "float16", "bfloat16")
 
-_INTEGERS = f"it computes on 8-bit integers; only {', '.join(DATA_TYPES)} are compiled"
+_INTEGERS = (
+    "it computes on 8-bit integers, which is not compiled; quantize the model in QDQ format, with QuantizeLinear and "
+    "DequantizeLinear around its layers"
+)
 _OPTIMISED = "it was made by onnxruntime's optimiser; give the model as it was before"
 _RECURRENT = "recurrent layers are not compiled, only convolutions and fully connected layers are"
 

@@ -29,7 +29,7 @@ from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, text
 from codegen.frontend.onnx.graph.shape_propagation import shape_of
 from codegen.frontend.onnx.graph.validity import check_graph
 from codegen.ir.checkpoint import Checkpoint, Layer
-from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer
+from codegen.ir.layer_spec import LIKELY_ROWS, Quantize, SkippedLayer
 from codegen.keys import digest_fields
 
 if TYPE_CHECKING:
@@ -205,9 +205,11 @@ def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[s
     quantized = [layer for layer in layers if layer.input in dequantized]
     if not quantized:
         return []
+    pairs = sum(node.operator == "QuantizeLinear" for node in nodes)
+    fused = sum(isinstance(step, Quantize) for layer in layers for step in layer.spec.epilogue)
     return [
-        f"{len(quantized)} of {len(layers)} layers are quantized to integers (QuantizeLinear and DequantizeLinear "
-        "around them): they are compiled in floating point, without these nodes. Give the model before quantization."
+        f"{len(quantized)} of {len(layers)} layers are quantized to integers: compiled in "
+        f"{quantized[0].spec.data_type} with dequantized weights, {fused} of {pairs} QuantizeLinear fused into layers"
     ]
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
+from math import isfinite
 
 import numpy as np
 
 from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.extract.product import Product
+from codegen.frontend.onnx.extract.weights import rounded
 from codegen.frontend.onnx.fuse.activation_patterns import match_activation
-from codegen.frontend.onnx.fuse.epilogue_steps import activation, residual
+from codegen.frontend.onnx.fuse.epilogue_steps import activation, quantization, residual
 from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, batch_normalization, channel_values, folded
 from codegen.frontend.onnx.fuse.view_nodes import Axes, axes_after, axes_transposed, is_copy, is_reshape, is_transpose
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node
 from codegen.ir.checkpoint import Layer
-from codegen.ir.layer_spec import AddResidual, Step
+from codegen.ir.layer_spec import AddResidual, Scale, Step
 
 EPSILON = 1e-5
 """Epsilon of a BatchNormalization that does not give one."""
@@ -79,7 +81,14 @@ class _Fusion:
             self.steps.append(pattern.step)
             return pattern.nodes
         node = self._reader(taken)
-        return [node] if node and (self._folds(node) or self._steps(node) or self._adds(node, reshaped)) else []
+        if node is None:
+            return []
+        quantized = quantization(node, self.graph, self.output)
+        if quantized is not None:
+            self.steps.append(quantized[1])
+            return [node, quantized[0]]
+        fused = self._scales(node) if self.steps else self._folds(node)
+        return [node] if fused or self._steps(node) or self._adds(node, reshaped) else []
 
     def _reader(self, taken: Set[int]) -> Node | None:
         """The output's only reader, if other nodes read its first output only; else None."""
@@ -89,17 +98,27 @@ class _Fusion:
         return None if any(self.graph.is_read(name) for name in node.outputs[1:]) else node
 
     def _folds(self, node: Node) -> bool:
-        affine = (
-            None
-            if self.steps
-            else affine_of(node, self.output, self.axes, self.product.spec.output_channels, self.graph)
-        )
+        affine = affine_of(node, self.output, self.axes, self.product.spec.output_channels, self.graph)
         if affine is None:
             return False
         affine = affine.after(self.affine)
         fits = _stays_finite(self.product, affine)
         if fits:
             self.affine = affine
+        return fits
+
+    def _scales(self, node: Node) -> bool:
+        """Fuses a factor or summand for all channels, which follows a step."""
+        affine = affine_of(node, self.output, Axes(self.axes.rank, None), 1, self.graph)
+        if affine is None:
+            return False
+        last = self.steps[-1]
+        if isinstance(last, Scale):
+            affine = affine.after(Affine(np.array([last.factor]), np.array([last.shift])))
+        factor, shift = (rounded(each, "float32").item() for each in (affine.scale, affine.offset))
+        fits = isfinite(factor) and isfinite(shift)
+        if fits:
+            self.steps[-isinstance(last, Scale) or len(self.steps) :] = [Scale(factor, shift)]
         return fits
 
     def _steps(self, node: Node) -> bool:
