@@ -220,6 +220,7 @@ __device__ __forceinline__ void unary(
         case 12: result = sqrtf(v); break;
         case 13: result = fabsf(v); break;
         case 14: result = -v; break;
+        case 15: result = a * within(rintf(v / a), b, b + 255); break;  // quantized to 8 bits and dequantized
     }
     put(output + (size_t)image * count + i, result);
 }

@@ -18,7 +18,7 @@ from farm.runtime.lowering import ROW_THREADS, TILE, Given, Lowering, Operator, 
 from farm.runtime.max_pools import FastMaxPool
 from farm.runtime.plan import Rows
 
-ERF_GELU, TANH_GELU = 8, 9
+ERF_GELU, TANH_GELU, QUANTIZED = 8, 9, 15
 """Numbers of glue.cu's unary operations."""
 
 
@@ -35,7 +35,10 @@ def _cast(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 def _unary(code: int, lowering: Lowering, node: NetworkNode, a: float = 0.0, b: float = 0.0) -> Sequence[Value]:
-    x = lowering.values[node.inputs[0]]
+    return _each_element(code, lowering, node, lowering.values[node.inputs[0]], a, b)
+
+
+def _each_element(code: int, lowering: Lowering, node: NetworkNode, x: Value, a: float, b: float) -> Sequence[Value]:
     count = prod(lowering.inner(node, x))
     blocks, grid = lowering.elementwise(count)
     output = lowering.new(x.shape, x.dtype)
@@ -61,6 +64,33 @@ def _with_attributes(
 
 def _gelu(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     return _unary(TANH_GELU if node.attributes.get("approximate", "none") == "tanh" else ERF_GELU, lowering, node)
+
+
+def _quantize(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    """x under a type that only a DequantizeLinear with equal parameters reads, which computes both."""
+    x = lowering.values[node.inputs[0]]
+    return [Value(x.shape, _quantized_type(x.dtype, *_quantized_by(lowering, node)), x.root, x.constant)]
+
+
+def _dequantize(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    x = lowering.values[node.inputs[0]]
+    dtype = lowering.values[node.inputs[1]].dtype
+    scale, low = _quantized_by(lowering, node)
+    if x.dtype != _quantized_type(dtype, scale, low):
+        raise lowering.refused(node, "of a tensor that was quantized otherwise")
+    return _each_element(QUANTIZED, lowering, node, Value(x.shape, dtype, x.root, x.constant), scale, low)
+
+
+def _quantized_by(lowering: Lowering, node: NetworkNode) -> tuple[float, int]:
+    """The scale, and the least integer less the zero point."""
+    zero = lowering.values[node.inputs[2]].constant if node.inputs[2:] else np.zeros(1, np.uint8)
+    if zero is None or zero.size != 1 or zero.dtype.name not in ("int8", "uint8"):
+        raise lowering.refused(node, "with zero points of 8 bits for each channel, or of another type")
+    return scalar_of(lowering, node, 1, 0.0), int(np.iinfo(zero.dtype).min) - int(zero.item())
+
+
+def _quantized_type(dtype: str, scale: float, low: int) -> str:
+    return f"{dtype} quantized by {scale} from {low}"
 
 
 def _binary(code: int, lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
@@ -288,6 +318,8 @@ OPERATORS: dict[str, Operator] = {
     **DATA_MOVEMENT,
     **dict.fromkeys(("Identity", "Dropout"), _same),
     "Cast": _cast,
+    "QuantizeLinear": _quantize,
+    "DequantizeLinear": _dequantize,
     "Relu": _relu,
     "Clip": _clip,
     "LeakyRelu": partial(_with_attributes, 1, ("alpha", 0.01), ("", 0.0)),

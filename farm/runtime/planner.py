@@ -105,6 +105,8 @@ def _copy(lowering: Lowering, value: Value, number: int, name: str) -> Lowered:
 
 
 def _port(lowering: Lowering, tensor: Tensor, value: Value) -> Port:
+    if value.dtype not in ELEMENT_BYTES:
+        raise RefusedError(f"{tensor.name} is no tensor of floats: use farm run or farm.torch")
     count = value.size // lowering.images
     first, *shape = value.shape or (1,)
     if first % lowering.images:

@@ -117,6 +117,29 @@ def _cast_like(x: T, like: T, **_: Any) -> T:
     return x.to(like.dtype)
 
 
+def _quantize(x: T, scale: T, zero: T | None = None, axis: int = 1, **more: Any) -> T:
+    scale, zero = _per_channel(x, axis, scale, x.new_zeros((), dtype=torch.uint8) if zero is None else zero, **more)
+    if zero.dtype not in (torch.int8, torch.uint8):
+        raise UsageError(f"farm.torch does not support QuantizeLinear to {zero.dtype}: use another runtime")
+    bounds = torch.iinfo(zero.dtype)
+    return ((x / scale).round() + zero).clamp(bounds.min, bounds.max).to(zero.dtype)
+
+
+def _dequantize(x: T, scale: T, zero: T | None = None, axis: int = 1, **more: Any) -> T:
+    scale, zero = _per_channel(x, axis, scale, x.new_zeros(()) if zero is None else zero, **more)
+    return (x.to(scale.dtype) - zero) * scale
+
+
+def _per_channel(x: T, axis: int, *parameters: T, block_size: int = 0, **more: Any) -> list[T]:
+    """Scale and zero point in the shape that broadcasts to x."""
+    if more.get("output_dtype"):
+        raise UsageError("farm.torch does not support QuantizeLinear with output_dtype: use another runtime")
+    if block_size:
+        return [each.repeat_interleave(block_size, axis) if each.ndim else each for each in parameters]
+    shape = [1] * x.ndim
+    return [each.reshape([*shape[:axis], -1, *shape[axis:][1:]]) if each.numel() > 1 else each for each in parameters]
+
+
 def gemm(a: T, b: T, c: T | None = None, alpha: float = 1.0, beta: float = 1.0, **more: Any) -> T:
     """ONNX's Gemm."""
     if more.get("transB") and not more.get("transA") and alpha == beta == 1 and c is not None and c.ndim == 1:
@@ -246,6 +269,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "ConstantOfShape": shaping.constant_of_shape,
     "Conv": convolution,
     "ConvTranspose": transposed_convolution,
+    "DequantizeLinear": _dequantize,
     "DepthToSpace": shaping.depth_to_space,
     "Div": _divide,
     "Dropout": _identity,
@@ -271,6 +295,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Min": _fold(torch.minimum),
     "PRelu": _parametric_relu,
     "Pad": shaping.pad,
+    "QuantizeLinear": _quantize,
     "Range": shaping.range_of,
     "ReduceL2": _reduce(lambda x, axes, keep: torch.linalg.vector_norm(x, dim=axes, keepdim=keep)),
     "ReduceMax": _reduce(lambda x, axes, keep: x.amax(axes, keepdim=keep)),

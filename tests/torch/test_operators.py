@@ -66,7 +66,7 @@ def _cases() -> dict[str, Any]:
 
 
 def _has_plain_types(model: onnx.ModelProto) -> bool:
-    plain = {1, 6, 7, 9, 10, 11}
+    plain = {1, 2, 3, 6, 7, 9, 10, 11}
     values = [*model.graph.input, *model.graph.output]
     return all(value.type.HasField("tensor_type") and value.type.tensor_type.elem_type in plain for value in values)
 
@@ -138,10 +138,11 @@ def test_of_an_operator_with_more_outputs_the_first_is_right_and_the_others_are_
             {"sizes": [1, 2, 4, 4], "coordinate_transformation_mode": "tf_crop_and_resize"},
             "does not support Resize by tf_crop_and_resize",
         ),
+        ("QuantizeLinear", {"output_dtype": 3}, "does not support QuantizeLinear with output_dtype"),
     ],
 )
 def test_what_an_operator_does_not_run_is_an_error_with_the_way_out(
     operator: str, attributes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{reason}.*use another runtime"):
-        OPERATORS[operator](torch.zeros(1, 2, 2, 2), **attributes)
+        OPERATORS[operator](torch.zeros(1, 2, 2, 2), *[torch.ones(())] * (operator == "QuantizeLinear"), **attributes)

@@ -210,6 +210,12 @@ REFUSED = {
     "with several outputs": model([node("MaxPool", "x", "y i", kernel_shape=[2, 2])]),
     "treats an image differently by": one("Reshape", {"s": np.array([480, -1])}, shape=("N", 2, 9, 7)),
     "y does not have the images as its first size": one("Reshape", {"s": np.array([7, -1])}),
+    "quantized otherwise": model(
+        [node("QuantizeLinear", "x s", "q"), node("DequantizeLinear", "q t", "y")],
+        [tensor("s", np.float32(0.5)), tensor("t", np.float32(0.25))],
+    ),
+    "with zero points of 8 bits for each channel": one("QuantizeLinear", {"s": values(3), "z": np.zeros(3, np.int8)}),
+    "y is no tensor of floats": one("QuantizeLinear", {"s": np.float32(0.5)}),
     "for each image": one("Add", {"c": values(240, 1, 1, 1)}),
 }
 
@@ -256,7 +262,7 @@ def test_a_mask_that_the_model_gives_is_refused() -> None:
 def test_every_operator_is_tried() -> None:
     tried = {each.op_type for proto in ONE.values() for each in proto.graph.node}
     elsewhere = {"Concat", "Split", "Identity", "Dropout", "Cast", "Squeeze", "Unsqueeze"}
-    elsewhere |= {"Sum", "Sub", "Max", "Min", "Sqrt", "Swish"}
+    elsewhere |= {"QuantizeLinear", "DequantizeLinear", "Sum", "Sub", "Max", "Min", "Sqrt", "Swish"}
     assert set(OPERATORS) == tried | elsewhere
 
 
@@ -267,7 +273,19 @@ def test_swish_is_computed() -> None:
     np.testing.assert_allclose(found, x / (1 + np.exp(-1.5 * x)), rtol=2e-6)
 
 
+def quantized(zero: Any) -> onnx.ModelProto:
+    """x rounded to 8 bits, with a Reshape between the two nodes."""
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("Flatten", "q", "f"),
+        node("DequantizeLinear", "f s z", "y"),
+    ]
+    return model(nodes, [tensor("s", np.float32(0.013)), tensor("z", zero)], inputs=[info("x", IMAGE)])
+
+
 MORE = [
+    (quantized(np.uint8(112)), ((2, 3, 9, 7),)),
+    (quantized(np.int8(-3)), ((2, 3, 9, 7),)),
     (two(node("Sum", "x z x", "a"), node("Sub", "a z", "y")), ((2, 3, 9, 7), (2, 3, 9, 7))),
     (two(node("Max", "x z", "a"), node("Min", "a x", "y")), ((2, 3, 9, 7), (2, 3, 9, 7))),
     (two(node("Abs", "x", "a"), node("Sqrt", "a", "b"), node("Add", "b z", "y")), ((2, 3, 9, 7), (2, 3, 9, 7))),
