@@ -71,8 +71,9 @@ def plan(
     if warning := empty_layers_warning(build for model in found.models for build in model.job.builds):
         print_warning(warning)
     for checkpoint, model in zip(checkpoints, found.models, strict=True):
-        if refusal := refusal_of(checkpoint, {build.layer for build in model.job.builds}):
-            print_warning(f"{checkpoint.path}: {refusal}")
+        refusal = refusal_of(checkpoint, {build.layer for build in model.job.builds})
+        for note in filter(None, (*checkpoint.notes, refusal)):
+            print_warning(f"{checkpoint.path}: {note}")
     if as_json:
         total = _total_json(found, settings.price)
         print_json({"models": [_model_json(model) for model in found.models], "total": total})

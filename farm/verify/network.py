@@ -37,7 +37,7 @@ from farm.store import open_store
 from farm.store.contract import Store
 from farm.verify.onnxruntime_reference import ReferenceTensor, reference_tensors
 from farm.verify.sampled_layers import check_layers
-from farm.verify.tensor_checks import TensorCheck, check_tensor
+from farm.verify.tensor_checks import TensorCheck, check_tensor, is_quantized
 
 MAX_EMULATED = 20_000_000
 """Most multiply-adds of non-zero weights, over all images, of a network that is emulated whole."""
@@ -243,8 +243,9 @@ def compare_network(layers: Mapping[str, str], ran: Ran, reference: Reference) -
     outputs = [port.name for port in reference.network.outputs]
     names = dict.fromkeys((*layers, *outputs))
     wanted = reference.tensors(names)
+    quantized = is_quantized(wanted)
     checks = {
-        name: check_tensor(name, layers.get(name, ""), ran.tensors[name], wanted[name])
+        name: check_tensor(name, layers.get(name, ""), ran.tensors[name], wanted[name], quantized=quantized)
         for name in names
         if name in wanted and name in ran.tensors
     }
@@ -268,7 +269,10 @@ def _sampled(
         "emulator",
         len(reference.inputs[0]),
         tuple(checks),
-        tuple(check_tensor(name, "", array, wanted[name]) for name, array in zip(outputs, made, strict=True)),
+        tuple(
+            check_tensor(name, "", array, wanted[name], quantized=is_quantized(wanted))
+            for name, array in zip(outputs, made, strict=True)
+        ),
         sampled=True,
     )
 

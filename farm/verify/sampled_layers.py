@@ -26,7 +26,7 @@ from farm.runtime.hybrid import Segments
 from farm.store.contract import Store
 from farm.verify.layers import best_emulated, verify_run
 from farm.verify.onnxruntime_reference import ReferenceTensor
-from farm.verify.tensor_checks import TensorCheck, check_tensor
+from farm.verify.tensor_checks import TensorCheck, check_tensor, is_quantized
 
 SAMPLED_GROUPS = 8
 """Most K groups to emulate of a layer, whose instruction streams take seconds each; `farm verify` emulates all."""
@@ -86,7 +86,10 @@ class _SampledLayer:
         run = runs[-1]
         if wanted is None or wanted.values.size != run.output.size:
             wanted = ReferenceTensor(self._exact(run), "")
-        check = check_tensor(self._call.output, self._build.layer, run.output, wanted, is_written(run.output))
+        quantized = is_quantized({self._call.output: wanted})
+        check = check_tensor(
+            self._call.output, self._build.layer, run.output, wanted, is_written(run.output), quantized=quantized
+        )
         return replace(check, emulated=emulated), wanted.values
 
     def _run(self, weights: Weights) -> LayerRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,9 @@ TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 Both sum in different orders, and errors grow from layer to layer. Tensors of other types are equal.
 """
+QUANTIZED_TOLERANCE = 2e-2
+"""Share that replaces a smaller one in networks that quantize activations to 8 bits: a value near the middle of two
+steps may be rounded to either, and what is computed from it differs too. A step is 0.4 % of the largest element."""
 SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
 """Operators with results of at most 1, computed through numbers near 1: onnxruntime's rounding is absolute."""
 ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
@@ -55,10 +59,24 @@ class TensorCheck:
         return self.tolerance_share <= 1 and (self.emulated is None or self.emulated.verification.ok)
 
 
+def is_quantized(tensors: Mapping[str, ReferenceTensor]) -> bool:
+    """Whether any of these tensors is a quantized activation."""
+    return any(each.operator == "DequantizeLinear" for each in tensors.values())
+
+
 def check_tensor(
-    name: str, layer: str, got: Array, reference: ReferenceTensor, where: NDArray[np.bool_] | None = None
+    name: str,
+    layer: str,
+    got: Array,
+    reference: ReferenceTensor,
+    where: NDArray[np.bool_] | None = None,
+    *,
+    quantized: bool = False,
 ) -> TensorCheck:
-    """Compares a tensor, or its elements in the mask `where`. `got` holds the tensor's bytes first."""
+    """Compares a tensor, or its elements in the mask `where`. `got` holds the tensor's bytes first.
+
+    `quantized` says that it depends on quantized activations.
+    """
     wanted = reference.values
     dtype = wanted.dtype.name
     held = np.frombuffer(got.tobytes()[: wanted.nbytes], np.uint16 if dtype == "bfloat16" else wanted.dtype)
@@ -70,7 +88,8 @@ def check_tensor(
     with np.errstate(all="ignore"):
         difference = np.where(values == expected, 0.0, np.abs(values - expected))
     difference[np.isnan(values) & np.isnan(expected)] = 0.0
-    allowed = TOLERANCES.get(dtype, 0.0) * largest
+    share = TOLERANCES.get(dtype, 0.0)
+    allowed = max(share, QUANTIZED_TOLERANCE if quantized and share else 0.0) * largest
     if reference.operator in SATURATING:
         allowed = max(allowed, ROUNDINGS_OF_ONE.get(dtype, 0.0))
     norm = float(np.sqrt(np.sum(expected[np.isfinite(expected)] ** 2)))
