@@ -36,6 +36,7 @@ from farm.jobs.model import (
     NewSubmission,
     Outcome,
     Status,
+    batches_of,
 )
 from farm.jobs.submission import Submission, empty_layers_warning, new_id, new_job
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
@@ -173,14 +174,15 @@ class Farm:
         model: Path | str,
         archs: Sequence[str],
         *,
-        batch: int = 64,
+        batch: int | Sequence[int] = 64,
         input_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> CompiledModel:
         """Compiles an ONNX file, using the cache, and returns its cubins by layer and architecture.
 
+        `batch` is the batch size to be fast at; with several, a layer has kernels for each (`CompiledLayer.parts_for`).
         Raises CheckpointError, ArchError and every error of `compiled`.
         """
-        [job] = self.compile([self.read(model, input_shapes)], BuildOptions(tuple(archs), batch=batch))
+        [job] = self.compile([self.read(model, input_shapes)], BuildOptions(tuple(archs), batches_of(batch)))
         return self.compiled(job.id)
 
     def forecast(

@@ -15,6 +15,7 @@ from cli.output.console import print_error, print_json, stdout
 from cli.output.format import counted, magnitude, size
 from cli.output.layers import shape_text
 from cli.output.table import EXTRA, Column, fitted_table
+from farm.jobs.model import batches_text
 
 if TYPE_CHECKING:
     from farm.bundle.contents import Contents, LayerContents
@@ -128,7 +129,7 @@ def _lines(bundle: Bundle, contents: Contents) -> list[str]:
         lines.append(f"network      {given} -> {made}")
     else:
         lines.append("network      none, layers only")
-    lines.append(f"compiled     {_compiled(contents)}, batch {bundle.manifest.batch}")
+    lines.append(f"compiled     {_compiled(contents)}, batch {batches_text(bundle.manifest.batches)}")
     if bundle.has_network:
         operators = ", ".join(f"{name} {count}" for name, count in contents.glue.items()) or "nothing"
         constants = f", with {size(contents.constants_bytes)} of constants" if contents.constants_bytes else ""
@@ -170,7 +171,7 @@ def _document(bundle: Bundle, contents: Contents) -> dict[str, Any]:
     return {
         "job": manifest.job.model_dump(),
         "archs": list(bundle.archs),
-        "batch": manifest.batch,
+        "batches": list(manifest.batches),
         "network": manifest.network and manifest.network.model_dump(),
         "layers": [
             {

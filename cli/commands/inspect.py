@@ -23,7 +23,7 @@ from cli.output.layers import (
     totals_json,
     tuning_lines,
 )
-from farm.jobs.model import JobDetail
+from farm.jobs.model import JobDetail, batches_text
 
 
 def inspect(
@@ -56,7 +56,7 @@ def _print(detail: JobDetail) -> None:
     if job.reason:
         console.print(Text(job.reason), soft_wrap=True)
     options = job.options
-    how = f"batch {options.batch}, {options.form} templates, ptxas -O{options.optimisation}"
+    how = f"batch {batches_text(options.batches)}, {options.form} templates, ptxas -O{options.optimisation}"
     limit = f"at most {size(options.code_limit_bytes)} of code in a layer"
     seconds = job_seconds(job, now)
     ran = f"ran {duration(seconds)}" if seconds is not None else "not started"

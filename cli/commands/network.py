@@ -151,7 +151,7 @@ class _Compiler:
 
         begun = time.monotonic()
         path = self._folder / f"{model.name}-{batch}-{model.data_type}.farm"
-        options = replace(self._options, archs=(arch,), batch=batch)
+        options = replace(self._options, archs=(arch,), batches=(batch,))
         with Farm.open(self._settings) as farm, CompileProgress(stderr(), quiet=self._quiet) as progress:
             [job] = farm.compile([model.checkpoint], options, progress=progress)
             if job.status is not Status.SUCCEEDED:

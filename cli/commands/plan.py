@@ -13,12 +13,13 @@ from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson, PriceText
 from cli.output.console import print_json, print_warning, stdout
 from cli.output.coverage import coverage_json, coverage_line, skipped_json, skipped_lines
-from cli.output.format import archs_text, cost_json, cost_text, counted, duration, size
-from cli.output.layers import shape_of, trust_line
+from cli.output.format import cost_json, cost_text, counted, duration, size
+from cli.output.layers import served_text, shape_of, trust_line
 from cli.output.table import EXTRA, Column, fitted_table, without_column
 
 if TYPE_CHECKING:
     from farm.config.price import Price
+    from farm.jobs.model import Build, BuildOptions
     from farm.reports.coverage import Coverage
     from farm.reports.forecast import Forecast, LayerForecast, ModelForecast
 
@@ -106,9 +107,15 @@ def _table(model: ModelForecast, width: int) -> Group:
             cells[:OF_LAYER] = [""] * OF_LAYER
         position = layer.build.position
         rows.append(cells)
-    if all(layer.archs == model.job.options.archs for layer in model.layers):
+    if all(_is_only(layer.build, model.job.options) for layer in model.layers):
         return fitted_table(*without_column("ARCHS", COLUMNS, rows), width)
     return fitted_table(COLUMNS, rows, width)
+
+
+def _is_only(build: Build, options: BuildOptions) -> bool:
+    """Whether a build serves all architectures and batch sizes of the job."""
+    archs = build.archs(options)
+    return archs == options.archs and not any(build.own_batches(arch) for arch in archs)
 
 
 def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
@@ -122,11 +129,11 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         f"{1 - build.nonzeros / build.spec.weights_count:.1%}",
         f"{coverage.share_of_weights(build.spec.weights_count):.1%}",
         f"{coverage.share_of_multiply_adds(multiply_adds_of(build)):.1%}",
-        archs_text(layer.archs),
+        served_text(build, layer.archs),
         f"{missing} new" if missing else "there",
         size(layer.code_bytes),
         _ptxas_text(layer) if missing else "-",
-        _kernel_text(layer.kernel_microseconds),
+        _kernel_text([time for times in layer.kernel_microseconds.values() for time in times.values()]),
     ]
 
 
@@ -138,7 +145,7 @@ def _ptxas_text(layer: LayerForecast) -> str:
 
 
 def _kernel_text(times: Sequence[float]) -> str:
-    """The time of a layer's kernels, or the range of its GPUs' times."""
+    """The time of a layer's kernels, or the range of its times on several GPUs or at several batch sizes."""
     least, most = (f"{time:,.1f}" for time in (min(times), max(times)))
     return f"{least} us" if least == most else f"{least}-{most} us"
 
@@ -152,23 +159,26 @@ def _predicted_lines(model: ModelForecast) -> Iterator[str]:
         device = options.device(arch)
         gpu = f"{device.name} ({arch})" if device.name in options.gpus else f"{device.name} ({arch}'s typical GPU)"
         scaled = "" if device == REFERENCE else f", scaled from {REFERENCE.name} by data sheet"
-        code, microseconds = size(model.code_bytes(arch)), f"{model.kernel_microseconds(arch):,.0f} us"
-        yield f"predicted for {gpu}{scaled}: {code} of code, kernels {microseconds} at batch {options.batch}"
-        yield f"  the same layers dense in PyTorch: {_dense_text(model, arch)}"
+        times = {batch: f"{model.kernel_microseconds(arch, batch):,.0f} us" for batch in options.batches}
+        kernels = ", ".join(f"{time} at batch {batch}" for batch, time in times.items())
+        yield f"predicted for {gpu}{scaled}: {size(model.code_bytes(arch))} of code, kernels {kernels}"
+        for batch in options.batches:
+            where = f" at batch {batch}" if len(options.batches) > 1 else ""
+            yield f"  the same layers dense in PyTorch{where}: {_dense_text(model, arch, batch)}"
     for each in model.shared_costs:
         slower = each.microseconds / each.own_microseconds
         yield (
             f"predicted for {each.device.name} ({each.device.arch}) with the cubins of {each.arch}: kernels "
-            f"{each.microseconds:,.0f} us, {slower:.2f} times those of its own"
+            f"{each.microseconds:,.0f} us at batch {each.batch}, {slower:.2f} times those of its own"
         )
 
 
-def _dense_text(model: ModelForecast, arch: str) -> str:
+def _dense_text(model: ModelForecast, arch: str, batch: int) -> str:
     """The predicted time of the dense layers, and how many times as long that is, for each precision."""
-    compiled = model.kernel_microseconds(arch)
+    compiled = model.kernel_microseconds(arch, batch)
     return ", ".join(
         f"{precision.upper()} {time:,.0f} us ({time / compiled:.2f}x)"
-        for precision, time in model.dense_microseconds(arch).items()
+        for precision, time in model.dense_microseconds(arch, batch).items()
     )
 
 
@@ -204,11 +214,12 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
         "model": job.model,
         "archs": list(job.options.archs),
         "gpus": {arch: job.options.device(arch).name for arch in job.options.archs},
-        "batch": job.options.batch,
+        "batches": list(job.options.batches),
         "shared": [
             {
                 "arch": each.arch,
                 "gpu": each.device.name,
+                "batch": each.batch,
                 "predicted_kernel_microseconds": each.microseconds,
                 "predicted_kernel_microseconds_of_own_cubins": each.own_microseconds,
             }
@@ -220,6 +231,7 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "name": layer.build.layer,
                 "spec": layer.build.spec.to_json(),
                 "archs": list(layer.archs),
+                "batches": {arch: list(times) for arch, times in layer.kernel_microseconds.items()},
                 "tiling": layer.build.tiling.to_json(),
                 "parts": max(len(layer.build.parts_of(arch)) for arch in layer.archs),
                 "weights": layer.build.spec.weights_count,
@@ -235,8 +247,8 @@ def _model_json(model: ModelForecast) -> dict[str, Any]:
                 "predicted_ptxas_seconds": layer.ptxas_seconds,
                 "predicted_skeleton_seconds": layer.skeleton_seconds,
                 "predicted_assembler_seconds": layer.assembler_seconds,
-                "predicted_kernel_microseconds": dict(zip(layer.archs, layer.kernel_microseconds, strict=True)),
-                "predicted_dense_microseconds": dict(zip(layer.archs, layer.dense_microseconds, strict=True)),
+                "predicted_kernel_microseconds": layer.kernel_microseconds,
+                "predicted_dense_microseconds": layer.dense_microseconds,
             }
             for layer in model.layers
         ],

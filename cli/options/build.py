@@ -21,6 +21,7 @@ from cli.options.parse import (
     input_values_of,
     leave_dense_of,
     names_of,
+    numbers_of,
     share_of,
     trust_of,
 )
@@ -141,8 +142,9 @@ def _build_request(
         ),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", metavar="N", min=1, help="Batch size to optimise for; other sizes run too.")
-    ] = 64,
+        str,
+        typer.Option("--batch", metavar="N,...", help="Batch sizes to be fast at, as in 1,8,64; other sizes run too."),
+    ] = "64",
     input_shape: InputShapes = None,
     input_value: InputValues = None,
     template: Annotated[
@@ -175,7 +177,7 @@ def _build_request(
     """The options in the order of `--help`, parsed. Raises UsageError."""
     options = BuildOptions(
         archs_of(arch),
-        batch=batch,
+        batches=tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True)),
         form=form_of(template),
         accumulate=accumulator_of(accumulate),
         optimisation=optimisation,

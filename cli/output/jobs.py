@@ -110,7 +110,7 @@ def job_json(job: Job) -> dict[str, Any]:
         "name": job.name,
         "model": job.model,
         "archs": list(job.options.archs),
-        "batch": job.options.batch,
+        "batches": list(job.options.batches),
         "stage": job.stage,
         "done": job.done,
         "total": job.total,

@@ -17,7 +17,7 @@ from cli.output.table import EXTRA, Column, fitted_table, without_column
 from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part
 from codegen.toolchain.ptxas import level_of, ptxas_options
-from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice
+from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice, batches_text
 
 if TYPE_CHECKING:
     from farm.reports.trust import TrustSaving
@@ -157,13 +157,15 @@ def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Group
     position = -1
     for build in detail.builds:
         first = [build.layer, shape_of(build), f"{build.nonzeros:,}", f"{_sparsity(build):.1%}"]
-        if build.position == position:  # the same layer, for other architectures
+        if build.position == position:  # the same layer, for other architectures or batch sizes
             first = [""] * len(first)
         position = build.position
         codes = codes_of(detail, build)
         for code in codes:
             parts = len(build.parts_of(code.arch))
-            rows.append([*first, str(parts), code.arch, *_cells(code, parts)])
+            own = build.own_batches(code.arch)
+            where = f"{code.arch} batch {batches_text(own)}" if own else code.arch
+            rows.append([*first, str(parts), where, *_cells(code, parts)])
             first = [""] * len(first)
         if not codes:
             rows.append([*first, str(len(build.parts)), "-", "to come", "", "", "", ""])
@@ -202,7 +204,7 @@ def code_table(detail: JobDetail, width: int) -> Group:
         rows.append(
             [
                 build.layer,
-                archs_text(build.archs(detail.job.options)),
+                served_text(build, build.archs(detail.job.options)),
                 f"{made[0].fmas_kept:,}",
                 f"{made[0].fmas_deleted:,}",
                 f"made in {duration(template_seconds)}" if template_seconds else "hit",
@@ -219,8 +221,14 @@ def code_table(detail: JobDetail, width: int) -> Group:
     return fitted_table(CODE_COLUMNS, rows, width)
 
 
+def served_text(build: Build, archs: Sequence[str]) -> str:
+    """The architectures and batch sizes that a build is for, as in 80 90 batch 1,8."""
+    own = sorted({batch for arch in archs for batch in build.own_batches(arch)})
+    return f"{archs_text(archs)} batch {batches_text(own)}" if own else archs_text(archs)
+
+
 def _several_tilings(detail: JobDetail) -> bool:
-    """Whether some layer has different tilings for different architectures."""
+    """Whether some layer has different tilings for different architectures or batch sizes."""
     return len({build.position for build in detail.builds}) < len(detail.builds)
 
 
@@ -361,7 +369,7 @@ def compiled_line(details: Sequence[JobDetail], seconds: float) -> Text:
 
 
 def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) -> dict[str, Any]:
-    """A layer as JSON; one with different tilings per architecture has an entry for each tiling."""
+    """A layer as JSON; one with several tilings has an entry for each."""
     return {
         "name": build.layer,
         "input": build.input,
@@ -373,7 +381,7 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
         "spec": build.spec.to_json(),
         "archs": list(build.archs(options)),
         "tiling": build.tiling.to_json(),
-        "tiling_choices": [_choice_json(choice) for choice in build.choices],
+        "tiling_choices": [_choice_json(choice, options) for choice in build.choices],
         "weights": build.spec.weights_count,
         "nonzeros": build.nonzeros,
         "sparsity": _sparsity(build),
@@ -409,8 +417,9 @@ def layer_json(build: Build, results: list[BuildResult], options: BuildOptions) 
     }
 
 
-def _choice_json(choice: TilingChoice) -> dict[str, str | None]:
-    return {"arch": choice.arch, "record_of_gpu": choice.gpu or None, "note": choice.note or None}
+def _choice_json(choice: TilingChoice, options: BuildOptions) -> dict[str, Any]:
+    batches = list(choice.batches or options.batches)
+    return {"arch": choice.arch, "batches": batches, "record_of_gpu": choice.gpu or None, "note": choice.note or None}
 
 
 def _groups(part: Part) -> dict[str, int]:

@@ -144,9 +144,8 @@ def _label(what: str, archs: Sequence[str], groups: Collection[object]) -> str:
 
 
 def _cubin_row(layer: LayerReport, arch: str) -> CubinRow:
-    variant = layer.for_arch(arch)
-    results = variant.results_for(arch)
-    state = _state(results, len(variant.build.parts_of(arch)))
+    results = layer.results_for(arch)
+    state = _state(results, layer.cubins_for(arch))
     there = [result for result in results if result.cubin]
     if not there:
         return CubinRow(arch, "-", "-", "-", state)
@@ -168,4 +167,4 @@ def _state(results: Sequence[BuildResult], parts: int) -> str:
     if len(results) < parts:
         return f"{len(results)} of {parts}"
     words = OUTCOMES[Outcome.BUILT if Outcome.BUILT in outcomes else Outcome.HIT]
-    return words if parts == 1 else f"{words}, {parts} parts"
+    return words if parts == 1 else f"{words}, {parts} cubins"

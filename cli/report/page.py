@@ -76,7 +76,7 @@ def _figures(report: JobReport) -> list[Figure]:
         Figure(size(max(code_bytes, default=0)), "of code", "for the architecture that needs most"),
         Figure(
             microseconds(time),
-            f"for a batch of {job.options.batch}",
+            f"for a batch of {job.options.batches[-1]}",
             f"{_source(report, first[0])}, {', '.join(first)}",
         ),
         Figure(
@@ -121,7 +121,7 @@ def _codes(report: JobReport) -> list[Strip]:
     for total in totals:
         segments = []
         for layer in report.layers:
-            amount = sum(result.cubin_bytes for result in layer.for_arch(total.arch).results_for(total.arch))
+            amount = sum(result.cubin_bytes for result in layer.results_for(total.arch))
             words = f"{size(amount)}, {percent(amount / max(1, total.cubin_bytes))}"
             segments.append(_segment(layer, amount, words))
         missing = "" if total.cubins == total.cubins_of else f", {total.cubins} of {total.cubins_of} cubins"

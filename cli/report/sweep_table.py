@@ -100,7 +100,7 @@ def sweep_csv(points: Sequence[SweepPoint], measured: Measured) -> str:
     rows.writerow([*FACTS, *(column.name for column in columns)])
     for point in points:
         job = point.job
-        facts = (job.name, job.id, point.arch, job.options.batch, point.sparsity, point.weights, point.nonzeros)
+        facts = (job.name, job.id, point.arch, job.options.batches[-1], point.sparsity, point.weights, point.nonzeros)
         rows.writerow([*facts, *(column.value(point) for column in columns)])
     return text.getvalue()
 

@@ -31,7 +31,7 @@ from codegen.ir.layer_spec import Conv2d, ConvTranspose2d, DataType, LayerSpec, 
 from farm.bundle.members import MOST_MEMBER_BYTES
 from farm.errors import printable
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the manifest, raised when a reader of the version before would be misled."""
 NO_DIGEST = "0" * 64
 MOST_ARGUMENTS = 7
@@ -204,9 +204,11 @@ class TilingEntry(RootModel[dict[str, int | str | bool]]):
 
 
 class TilingOfArchs(Entry):
-    """The tiling of some architectures."""
+    """The tiling of some architectures, at all batch sizes or at some."""
 
     archs: Several[Arch]
+    batches: Many[Size] = ()
+    """Empty: all batch sizes."""
     tiling: TilingEntry
 
 
@@ -232,7 +234,9 @@ class CubinEntry(Entry):
 class PtxEntry(Entry):
     """PTX of the cubins of the newest architecture."""
 
-    path: Annotated[str, StringConstraints(pattern=rf"^{_STEM}/compute_[0-9]+(\.part[0-9]+)?\.ptx$", max_length=300)]
+    path: Annotated[
+        str, StringConstraints(pattern=rf"^{_STEM}/compute_[0-9]+(\.batch[0-9]+)?(\.part[0-9]+)?\.ptx$", max_length=300)
+    ]
     sha256: Digest
     bytes: FileSize
     arch: VirtualArch
@@ -269,6 +273,8 @@ class LaunchEntry(Entry):
     waits: Literal[True] | None = None
     arguments: Annotated[Many[ArgumentEntry], Field(max_length=MOST_ARGUMENTS)]
     images_limit: Size
+    most_rows: Size | None = None
+    """Largest number of images, or of rows of a linear layer, that it is meant for; None: any number."""
     cubins: Annotated[dict[Arch, CubinEntry], Field(min_length=1)]
     ptx: PtxEntry | None = None
 
@@ -344,7 +350,7 @@ class LayerEntry(Entry):
     tiling: TilingEntry | None = None
     """The tiling of all architectures."""
     tilings: Annotated[Many[TilingOfArchs], Field(min_length=2)] = ()
-    """Instead of `tiling` where architectures have different ones."""
+    """Instead of `tiling` where architectures or batch sizes have different ones."""
     launches: Several[LaunchEntry]
 
     @model_validator(mode="after")
@@ -356,6 +362,8 @@ class LayerEntry(Entry):
         _check(
             (self.tensors.residual is not None) == ("residual" in tensors_of(spec)), "residual does not fit the spec"
         )
+        unlimited = {arch for each in self.launches if each.most_rows is None for arch in each.cubins}
+        _check(all(each.cubins.keys() <= unlimited for each in self.launches), "no launch is for any number of images")
         for each in self.launches:
             launch = each.launch
             _check({*launch.tensors} == {*tensors_of(spec)}, "the arguments of a launch do not fit the spec")
@@ -388,8 +396,8 @@ class Manifest(Entry):
     job: JobEntry
     model: ModelEntry
     archs: Several[Arch]
-    batch: Size
-    """Number of images for which the tilings were chosen."""
+    batches: Several[Size]
+    """Numbers of images for which the tilings were chosen, ascending."""
     toolchain: dict[str, str]
     network: NetworkEntry | None = None
     runtime: RuntimeEntry | None = None
@@ -405,6 +413,7 @@ class Manifest(Entry):
         _check({"nvcc", "ptxas"} <= self.toolchain.keys(), "toolchain lacks nvcc or ptxas")
         _check(self.network is None or not self.missing, "a partial bundle has no network")
         _distinct("archs", self.archs)
+        _check(list(self.batches) == sorted({*self.batches}), "batches do not ascend")
         _distinct("layers", [each.name for each in self.layers])
         launches = [launch for layer in self.layers for launch in layer.launches]
         files = [file.path for launch in launches for file in (*launch.cubins.values(), launch.ptx) if file is not None]

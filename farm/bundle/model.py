@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.ir.launch import Launch
+from codegen.ir.launch import MOST_IMAGES, Launch
 from codegen.ir.layer_spec import LayerSpec, SkippedLayer
+from farm.bundle.row_groups import group_for, row_groups
 from farm.errors import CancelledError, JobFailedError, UnfinishedError, UsageError
 from farm.jobs.model import Build, BuildResult, JobDetail, Status
 from farm.store.contract import Store
@@ -25,6 +26,8 @@ class CompiledPart:
     """Per thread."""
     spill_bytes: int
     """Per thread."""
+    most_rows: int = MOST_IMAGES
+    """Largest number of images, or of rows of a linear layer, that it is meant for."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,28 @@ class CompiledLayer:
     spec: LayerSpec
     """The layer's shape and data type."""
     parts: tuple[CompiledPart, ...]
-    """All kernels of the layer: launch each of them, in any order or concurrently."""
+    """All kernels of the layer: launch those of `parts_for`, in any order or concurrently."""
+
+    def parts_for(self, rows: int) -> tuple[CompiledPart, ...]:
+        """The kernels that together compute the layer for a number of images, or of rows of a linear layer.
+
+        They are all `parts`, unless the model was compiled for several batch sizes.
+        """
+        return tuple(group_for(row_groups(self.parts), rows))
 
     @property
     def cubin(self) -> bytes:
-        """The layer's only cubin. Raises UsageError if it has several: see `parts`."""
+        """The layer's only cubin. Raises UsageError if it has several: see `parts_for`."""
         return self._only().cubin
 
     @property
     def launch(self) -> Launch:
-        """How to launch the layer's only kernel. Raises UsageError if it has several: see `parts`."""
+        """How to launch the layer's only kernel. Raises UsageError if it has several: see `parts_for`."""
         return self._only().launch
 
     def _only(self) -> CompiledPart:
         if len(self.parts) > 1:
-            raise UsageError(f"{self.name} has {len(self.parts)} cubins for {self.arch}: launch all of its `parts`")
+            raise UsageError(f"{self.name} has {len(self.parts)} cubins for {self.arch}: launch those of `parts_for`")
         return self.parts[0]
 
 
@@ -93,11 +103,15 @@ def compiled_model(detail: JobDetail, store: Store) -> CompiledModel:
     for build in detail.builds:
         results = detail.results_of(build)
         for arch in build.archs(detail.job.options):
-            parts = tuple(_part(build, each, store) for each in results if each.arch == arch)
-            layers.setdefault(build.layer, {})[arch] = CompiledLayer(build.layer, arch, build.spec, parts)
+            most_rows = build.most_rows(arch, detail.job.options)
+            parts = tuple(_part(build, each, most_rows, store) for each in results if each.arch == arch)
+            others = layers.setdefault(build.layer, {}).get(arch)
+            known = others.parts if others else ()
+            layers[build.layer][arch] = CompiledLayer(build.layer, arch, build.spec, known + parts)
     return CompiledModel(detail.job.id, layers, detail.job.skipped)
 
 
-def _part(build: Build, result: BuildResult, store: Store) -> CompiledPart:
+def _part(build: Build, result: BuildResult, most_rows: int | None, store: Store) -> CompiledPart:
     data = read_cubin(store, result.cubin, build.cubin_name(result.arch, result.part))
-    return CompiledPart(data, result.known_launch, result.registers, result.spill_bytes)
+    launch, registers, spilled = result.known_launch, result.registers, result.spill_bytes
+    return CompiledPart(data, launch, registers, spilled, most_rows or MOST_IMAGES)

@@ -46,7 +46,7 @@ def statement_of(
             "externalParameters": {
                 "model": manifest["model"]["file"],
                 "archs": manifest["archs"],
-                "batch": manifest["batch"],
+                "batches": manifest["batches"],
             },
             "resolvedDependencies": _materials(manifest),
         },

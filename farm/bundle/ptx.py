@@ -43,21 +43,24 @@ def newest_ptx(detail: JobDetail, store: Store) -> list[KernelPtx]:
 def _of_layer(
     builds: Iterable[Build], results: Mapping[int, Iterable[BuildResult]], store: Store
 ) -> Iterator[KernelPtx]:
-    of_arch = {result.arch: build for build in builds for result in results[build.id]}
-    newest = max(of_arch, key=lambda arch: (arch_number(arch), not arch[-1].isalpha()))
-    build = of_arch[newest]
+    builds = list(builds)
+    archs = {result.arch for build in builds for result in results[build.id]}
+    newest = max(archs, key=lambda arch: (arch_number(arch), not arch[-1].isalpha()))
+    for build in builds:
+        yield from _of_build(build, [each for each in results[build.id] if each.arch == newest], store)
+
+
+def _of_build(build: Build, results: Iterable[BuildResult], store: Store) -> Iterator[KernelPtx]:
     data = store.get(build.weights)
     if data is None:
         raise BlobLostError(f"{build.layer}: the store has lost its weights: run farm compile again")
     weights = Weights.from_bytes(build.spec, data)
-    for result in results[build.id]:
-        if result.arch != newest:
-            continue
+    for result in results:
         ptx = find_template(store, result.template_key)
         if ptx is None:
             raise BlobLostError(f"{build.layer}: the store has lost its template: run farm compile again")
         try:
-            made = rewrite(Template.from_ptx(ptx), weights, build.parts_of(newest)[result.part]).ptx
+            made = rewrite(Template.from_ptx(ptx), weights, build.parts_of(result.arch)[result.part]).ptx
         except TemplateError as error:
             raise UsageError(
                 f"{build.layer}: its stored template is unusable ({error}): run farm compile again"
@@ -67,4 +70,4 @@ def _of_layer(
                 f"{build.layer}: the rewriter has changed and gives other PTX than was assembled: "
                 "run farm compile again"
             )
-        yield KernelPtx(result, virtual_arch(newest, clusters=needs_clusters(build.tiling)), made)
+        yield KernelPtx(result, virtual_arch(result.arch, clusters=needs_clusters(build.tiling)), made)

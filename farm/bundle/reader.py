@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from codegen.errors import CheckpointError
-from codegen.ir.launch import Launch
+from codegen.ir.launch import MOST_IMAGES, Launch
 from codegen.ir.layer_spec import LayerSpec
 from codegen.target.arch import arch_number, runs_on
 from farm.bundle.manifest import (
     CubinEntry,
+    LaunchEntry,
     LayerEntry,
     ManifestError,
     MissingEntry,
@@ -39,7 +40,7 @@ NETWORK = "network.onnx"
 """The model with each compiled layer as one node. Its large constants may be in CONSTANTS."""
 PLAN = "network.plan"
 """The plan by which the network runs without a framework."""
-PLAN_FORMAT = "farm-plan 2"
+PLAN_FORMAT = "farm-plan 3"
 """First line of a plan; its number is raised when the format changes."""
 CONSTANTS = "network.constants"
 """Constants that the plan's steps read."""
@@ -56,6 +57,8 @@ class Cubin(Member):
     arch: str
     """For PTX the virtual architecture, such as compute_80."""
     launch: Launch
+    most_rows: int = MOST_IMAGES
+    """Largest number of images or rows that it is meant for."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,9 @@ class BundledLayer:
     spec: LayerSpec
     has_residual: bool
     cubins: tuple[Cubin, ...]
-    """For all architectures. Those of one architecture together compute the layer, in any order."""
+    """For all architectures. Those of one architecture and `most_rows` together compute the layer, in any order."""
     ptx: tuple[Cubin, ...] = ()
-    """For one virtual architecture; together they compute the layer. Empty unless the bundle was fetched with PTX."""
+    """For one virtual architecture. Empty unless the bundle was fetched with PTX."""
     weights_digest: str = ""
     nonzeros: int = 0
     rows_per_image: int | None = 1
@@ -257,8 +260,8 @@ def _layer(entry: LayerEntry) -> BundledLayer:
         entry.name,
         entry.layer_spec,
         entry.tensors.residual is not None,
-        tuple(_cubin(cubin, arch, each.launch) for each in launches for arch, cubin in each.cubins.items()),
-        tuple(_cubin(each.ptx, each.ptx.arch, each.launch) for each in launches if each.ptx is not None),
+        tuple(_cubin(cubin, arch, each) for each in launches for arch, cubin in each.cubins.items()),
+        tuple(_cubin(each.ptx, each.ptx.arch, each) for each in launches if each.ptx is not None),
         entry.weights.sha256,
         entry.weights.nonzeros,
         entry.rows_per_image,
@@ -269,5 +272,5 @@ def _member(entry: NetworkEntry | ProvenanceEntry | RuntimeFile) -> Member:
     return Member(entry.path, entry.sha256, entry.bytes)
 
 
-def _cubin(entry: CubinEntry | PtxEntry, arch: str, launch: Launch) -> Cubin:
-    return Cubin(entry.path, entry.sha256, entry.bytes, arch, launch)
+def _cubin(entry: CubinEntry | PtxEntry, arch: str, of: LaunchEntry) -> Cubin:
+    return Cubin(entry.path, entry.sha256, entry.bytes, arch, of.launch, of.most_rows or MOST_IMAGES)

@@ -25,7 +25,7 @@ from farm.bundle.reader import CONSTANTS, GLUE, NETWORK, PLAN, PROVENANCE, Bundl
 from farm.config.build_id import program_digest
 from farm.errors import BlobLostError, BundleError, UsageError
 from farm.jobs.completeness import MissingLayer
-from farm.jobs.model import Build, BuildResult, Job
+from farm.jobs.model import Build, BuildOptions, BuildResult, Job
 from farm.runtime.plan_files import network_files
 from farm.signing import Keyring
 from farm.store.contract import Store, blob_digest
@@ -49,9 +49,9 @@ def write_bundle(
 ) -> Path:
     """Writes a job's bundle and gives the path of its manifest, or of the archive.
 
-    Each cubin is `<layer>/<arch>.cubin`, or `<layer>/<arch>.part1.cubin` and so on for a layer in several parts. The
-    model's network around them is `network.onnx`, if the job has it. If the name of `directory` ends in `.farm`, the
-    bundle is one file: an archive of the same files.
+    Each cubin is `<layer>/<arch>.cubin`, or `<layer>/<arch>.batch8.part1.cubin` and so on for a layer with several
+    tilings by batch size, in several parts. The model's network around them is `network.onnx`, if the job has it. If
+    the name of `directory` ends in `.farm`, the bundle is one file: an archive of the same files.
 
     `toolchain` has the version of each tool. With `missing` layers the bundle is partial: its manifest lists them, and
     it has no network, which would need them. Each of `ptx` is written as `<layer>/compute_80.ptx` and listed in the
@@ -77,7 +77,7 @@ def write_bundle(
                 if kernel.result.build == build.id:
                     path = _ptx_path(build, kernel, folder)
                     files[path] = kernel.text
-                    _add_ptx(entry, kernel, path)
+                    _add_ptx(entry, kernel, path, _path(build, kernel.result, folder))
     manifest = _manifest(job, layers, toolchain, missing)
     if job.network is not None and not missing:
         found = network_files(layers_of(read_layers(layers)), _network(store, job, job.network))
@@ -117,21 +117,26 @@ def check_target(path: Path, name: str) -> None:
 
 
 def _path(build: Build, result: BuildResult, folder: str) -> str:
-    """Path of a cubin within the bundle. File names count parts from 1."""
-    part = f".part{result.part + 1}" if len(build.parts_of(result.arch)) > 1 else ""
-    return f"{folder}/{safe_names([result.arch])[0]}{part}.cubin"
+    """Path of a cubin within the bundle."""
+    return f"{folder}/{safe_names([result.arch])[0]}{_suffix(build, result)}.cubin"
 
 
 def _ptx_path(build: Build, kernel: KernelPtx, folder: str) -> str:
-    part = f".part{kernel.result.part + 1}" if len(build.parts_of(kernel.result.arch)) > 1 else ""
-    return f"{folder}/{kernel.virtual_arch}{part}.ptx"
+    return f"{folder}/{kernel.virtual_arch}{_suffix(build, kernel.result)}.ptx"
 
 
-def _add_ptx(layer: dict[str, Any], kernel: KernelPtx, path: str) -> None:
+def _suffix(build: Build, result: BuildResult) -> str:
+    """The smallest batch size of a kernel where there are several, and its part, counted from 1."""
+    own = build.own_batches(result.arch)
+    part = f".part{result.part + 1}" if len(build.parts_of(result.arch)) > 1 else ""
+    return f".batch{own[0]}{part}" if own else part
+
+
+def _add_ptx(layer: dict[str, Any], kernel: KernelPtx, path: str, cubin_path: str) -> None:
     """Lists a PTX file in the launch of the cubins that were made from it."""
     result = kernel.result
     for launch in layer["launches"]:
-        if launch["cubins"].get(result.arch, {}).get("cubin_key") == result.cubin_key:
+        if launch["cubins"].get(result.arch, {}).get("path") == cubin_path:
             digest, count = blob_digest(kernel.text), len(kernel.text)
             launch["ptx"] = {"path": path, "sha256": digest, "bytes": count, "arch": kernel.virtual_arch}
 
@@ -170,7 +175,7 @@ def _manifest(
         "job": {"id": job.id, "name": job.name, "submitted_at": job.submitted_at.isoformat()},
         "model": {"file": Path(job.model).name, "sha256": job.model_digest},
         "archs": list(job.options.archs),
-        "batch": job.options.batch,
+        "batches": list(job.options.batches),
         "toolchain": dict(toolchain),
         "layers": layers,
         "skipped": [_skipped_entry(each) for each in job.skipped],
@@ -202,7 +207,7 @@ def _layer(
         tensors["residual"] = _tensor(build.residual, spec, spec.output_shape)
     if build.gate:
         tensors["gate"] = _tensor(build.gate, spec, (spec.input_shape[0], 1, 1))
-    tilings = [{"archs": list(each.archs(job.options)), "tiling": each.tiling.to_json()} for each in builds]
+    tilings = [entry for each in builds for entry in _tilings(each, job.options)]
     return {
         "name": build.layer,
         "spec": spec.to_json(),
@@ -216,20 +221,33 @@ def _layer(
             "sparsity": round(1 - build.nonzeros / spec.weights_count, 6),
         },
         **({"tiling": build.tiling.to_json()} if len(builds) == 1 else {"tilings": tilings}),
-        "launches": [launch for each in builds for launch in _launches(each, results[each.id], folder)],
+        "launches": [launch for each in builds for launch in _launches(each, results[each.id], folder, job.options)],
     }
 
 
-def _launches(build: Build, results: Sequence[BuildResult], folder: str) -> Iterator[dict[str, Any]]:
+def _tilings(build: Build, options: BuildOptions) -> Iterator[dict[str, Any]]:
+    """The tiling of a build with its architectures, for each set of batch sizes."""
+    served: dict[tuple[int, ...], list[str]] = {}
+    for arch in build.archs(options):
+        served.setdefault(build.own_batches(arch), []).append(arch)
+    for batches, archs in served.items():
+        yield {"archs": archs, **({"batches": list(batches)} if batches else {}), "tiling": build.tiling.to_json()}
+
+
+def _launches(
+    build: Build, results: Sequence[BuildResult], folder: str, options: BuildOptions
+) -> Iterator[dict[str, Any]]:
     """The launches of a build: one for each part, or several if its architectures are launched differently."""
     for number in range(len(build.parts)):
-        cubins: dict[Launch, dict[str, Any]] = {}
+        cubins: dict[tuple[Launch, int | None], dict[str, Any]] = {}
         for result in results:
             if result.part == number:
                 entry = _cubin_entry(result, _path(build, result, folder))
-                cubins.setdefault(result.known_launch, {})[result.arch] = entry
-        for launch, of_arch in cubins.items():
-            yield {**launch.to_json(), "images_limit": launch.images_limit, "cubins": of_arch}
+                how = result.known_launch, build.most_rows(result.arch, options)
+                cubins.setdefault(how, {})[result.arch] = entry
+        for (launch, most_rows), of_arch in cubins.items():
+            limits = {"images_limit": launch.images_limit, **({"most_rows": most_rows} if most_rows else {})}
+            yield {**launch.to_json(), **limits, "cubins": of_arch}
 
 
 def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:

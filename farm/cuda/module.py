@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from codegen.errors import DeviceError
-from codegen.ir.launch import Launch
+from codegen.ir.launch import MOST_IMAGES, Launch
 from farm.cuda.code_address import VARIABLE, with_address
 from farm.cuda.driver import call
 
@@ -160,9 +160,11 @@ class CodeRange:
 class LoadedPart:
     """One part of a layer, loaded on one GPU."""
 
-    def __init__(self, image: bytes, how: Launch) -> None:
+    def __init__(self, image: bytes, how: Launch, most_rows: int = MOST_IMAGES) -> None:
         """Load a cubin or PTX into the current context. Raises DeviceError."""
         self.launch = how
+        self.most_rows = most_rows
+        """Largest number of images or rows that it is meant for."""
         self.image_bytes = len(image)
         self.module, self.code = _loaded(image)
         """`code` is None for PTX, and if the driver does not report the address."""

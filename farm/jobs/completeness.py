@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from farm.jobs.model import JobDetail
+from farm.jobs.model import BuildResult, JobDetail
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,10 @@ class MissingLayer:
 def whole_part(detail: JobDetail) -> tuple[JobDetail, tuple[MissingLayer, ...]]:
     """Splits a job into its complete builds and results, and the missing layers, in the order of the layers.
 
-    A layer is complete for an architecture if it has a cubin for every part.
+    A layer is complete for an architecture if it has a cubin for every part, at every batch size.
     """
-    builds, results, missing = [], [], []
+    results: list[BuildResult] = []
+    missing: list[MissingLayer] = []
     for build in detail.builds:
         of_build = detail.results_of(build)
         lacking: dict[str, list[str]] = {}
@@ -38,6 +39,8 @@ def whole_part(detail: JobDetail) -> tuple[JobDetail, tuple[MissingLayer, ...]]:
             lacking.setdefault(reason, []).append(arch)
         operator = str(build.spec.to_json()["operator"])
         missing += [MissingLayer(build.layer, operator, tuple(archs), reason) for reason, archs in lacking.items()]
-        if any(each.build == build.id for each in results):
-            builds.append(build)
-    return replace(detail, builds=tuple(builds), results=tuple(results)), tuple(missing)
+    lacked = {(each.name, arch) for each in missing for arch in each.archs}
+    layers = {build.id: build.layer for build in detail.builds}
+    whole = tuple(each for each in results if (layers[each.build], each.arch) not in lacked)
+    builds = tuple(build for build in detail.builds if any(each.build == build.id for each in whole))
+    return replace(detail, builds=builds, results=whole), tuple(missing)

@@ -10,7 +10,7 @@ from codegen.ir.tiling import Tiling
 from codegen.kernels import tiled
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.dense_cost import DensePrecision, predict_dense_microseconds
-from farm.jobs.model import BuildOptions, TilingChoice
+from farm.jobs.model import BuildOptions
 
 MARGIN = 1.25
 """Ratio of predicted times from which a layer is left dense: predictions of both are off by this."""
@@ -19,29 +19,29 @@ KIND = "left dense"
 
 
 def left_dense(
-    layer: Layer, nonzeros: int, tilings: Iterable[tuple[Tiling, Iterable[TilingChoice]]], options: BuildOptions
+    layer: Layer, nonzeros: int, tilings: Iterable[tuple[int, Tiling, str]], options: BuildOptions
 ) -> SkippedLayer | None:
-    """The layer as one that is skipped if it is better left dense for every architecture; None if it is compiled.
+    """The layer as one that is skipped if it is better left dense for every architecture and batch size.
 
-    `tilings` are those that it would be compiled with, and the architectures of each.
+    None if it is compiled. `tilings` are those that it would be compiled with: batch size, tiling and architecture.
     """
     sparsity = 1 - nonzeros / layer.spec.weights_count
     if sparsity < options.min_sparsity:
         return _skipped(layer, f"{sparsity:.1%} of its weights are zero, less than --min-sparsity")
     if options.leave_dense == "never" or options.strict:
         return None
-    precision, rows = precision_of(layer.spec.data_type, options), options.batch * layer.likely_rows
+    precision = precision_of(layer.spec.data_type, options)
     slowest = (0.0, "")
-    for tiling, choices in tilings:
-        divided = tiled(layer.spec, tiling)
-        for choice in choices:
-            device = options.device(choice.arch)
-            dense = predict_dense_microseconds(layer.spec, rows, precision, device=device)
-            compiled = predict_microseconds(divided, rows, nonzeros / layer.spec.weights_count, device=device)
-            if compiled <= MARGIN * dense:
-                return None
-            times = f"{dense:,.1f} us in PyTorch, {compiled:,.1f} us compiled ({precision.upper()}, {device.name})"
-            slowest = max(slowest, (compiled / dense, times))
+    for batch, tiling, arch in tilings:
+        rows, device = batch * layer.likely_rows, options.device(arch)
+        dense = predict_dense_microseconds(layer.spec, rows, precision, device=device)
+        density = nonzeros / layer.spec.weights_count
+        compiled = predict_microseconds(tiled(layer.spec, tiling), rows, density, device=device)
+        if compiled <= MARGIN * dense:
+            return None
+        where = f"{precision.upper()}, {device.name}{f', batch {batch}' if len(options.batches) > 1 else ''}"
+        times = f"{dense:,.1f} us in PyTorch, {compiled:,.1f} us compiled ({where})"
+        slowest = max(slowest, (compiled / dense, times))
     return _skipped(layer, f"faster dense, by prediction: {slowest[1]}; --leave-dense never compiles it")
 
 

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from math import isqrt
 from typing import Any, Literal
 
-from codegen.ir.launch import Launch
-from codegen.ir.layer_spec import LayerSpec, SkippedLayer
+from codegen.ir.launch import MOST_IMAGES, Launch
+from codegen.ir.layer_spec import LIKELY_ROWS, LayerSpec, SkippedLayer
 from codegen.ir.tiling import Accumulator, Form, Part, Tiling
 from codegen.sass.qualification import Assembler, AssemblerChoice, Trust
 from codegen.target.arch import shared_device
 from codegen.target.device_model import DeviceModel, device_for
+from farm.errors import UsageError
 
 JOB_FORMAT = 1
 """Format of a job's options, layers, tilings and launches in the ledger, written by whoever submits it.
@@ -73,7 +75,8 @@ class BuildOptions:
     """The build options of a submission."""
 
     archs: tuple[str, ...]
-    batch: int = 64
+    batches: tuple[int, ...] = (64,)
+    """Batch sizes to be fast at, ascending; a layer has kernels for each, shared where the tiling is the same."""
     form: Form = "rolled"
     optimisation: int = 3
     """Level of ptxas -O."""
@@ -101,17 +104,24 @@ class BuildOptions:
     shared: tuple[str, ...] = ()
     """Architectures given as sm_80+: the GPUs of others that run their cubins shall run them too."""
 
+    def __post_init__(self) -> None:
+        """Sorts the batch sizes. Raises UsageError without one, or for one that is not positive."""
+        batches = tuple(sorted({*self.batches}))
+        if not batches or batches[0] < 1:
+            raise UsageError(f"no batch sizes: {', '.join(map(str, self.batches)) or 'none given'}. Give 1 or more")
+        object.__setattr__(self, "batches", batches)
+
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> BuildOptions:
         """Reads what `to_json` wrote."""
-        lists = {name: tuple(value[name]) for name in ("archs", "gpus", "shared")}
+        lists = {name: tuple(value[name]) for name in ("archs", "batches", "gpus", "shared")}
         return BuildOptions(**{**value, **lists})
 
     def to_json(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return {
             "archs": list(self.archs),
-            "batch": self.batch,
+            "batches": list(self.batches),
             "form": self.form,
             "optimisation": self.optimisation,
             "strict": self.strict,
@@ -132,6 +142,19 @@ class BuildOptions:
         device = device_for(arch, self.gpus)
         return shared_device(device) if arch in self.shared else device
 
+    def most_images(self, batch: int) -> int | None:
+        """Largest number of images that run with the kernels of a batch size; None if there is no limit.
+
+        The nearest batch size by ratio serves a number of images; of two equally near ones the smaller.
+        """
+        larger = next((each for each in self.batches if each > batch), None)
+        return None if larger is None else isqrt(batch * larger)
+
+    def batch_for(self, images: int) -> int:
+        """The batch size whose kernels run a number of images."""
+        limits = ((batch, self.most_images(batch)) for batch in self.batches)
+        return next(batch for batch, most in limits if most is None or images <= most)
+
 
 @dataclass(frozen=True)
 class TilingChoice:
@@ -142,11 +165,13 @@ class TilingChoice:
     """The GPU of the tuning record; empty: the cost model chose."""
     note: str = ""
     """Why a tuning record was not used, in words."""
+    batches: tuple[int, ...] = ()
+    """Batch sizes that the tiling is for, one after another among the job's; empty: all of the job's."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A layer of a job. If architectures have different tilings, there is a build for each tiling."""
+    """A layer of a job. If architectures or batch sizes have different tilings, there is a build for each tiling."""
 
     id: int
     """Id of its row in the ledger; 0 before it has one."""
@@ -182,15 +207,40 @@ class Build:
         """The job's architectures that this build is for."""
         return tuple(choice.arch for choice in self.choices) or options.archs
 
+    def own_batches(self, arch: str) -> tuple[int, ...]:
+        """The batch sizes that it is for, if there are other builds for others; else empty."""
+        return next((choice.batches for choice in self.choices if choice.arch == arch), ())
+
+    def serves(self, arch: str, batch: int, options: BuildOptions) -> bool:
+        """Whether this build has the layer's kernels for an architecture and a batch size of the job."""
+        return arch in self.archs(options) and batch in (self.own_batches(arch) or options.batches)
+
+    def most_rows(self, arch: str, options: BuildOptions) -> int | None:
+        """Largest number of images, or of rows of a Linear, that its kernels are meant for; None: any number."""
+        own = self.own_batches(arch)
+        most = options.most_images(own[-1]) if own else None
+        return None if most is None else min(most * (self.rows or LIKELY_ROWS), MOST_IMAGES)
+
     def parts_of(self, arch: str) -> tuple[Part, ...]:
         """The parts for an architecture, in order; each is one cubin."""
         return (Part(self.parts[0].first, self.parts[-1].end),) if arch in self.whole else self.parts
 
     def cubin_name(self, arch: str, part: int) -> str:
-        """Display name of a cubin: `conv1 sm_90` or `conv1 sm_90 part 2 of 3`. The argument `part` counts from 0."""
+        """Display name of a cubin, as in `conv1 sm_90 batch 1,8 part 2 of 3`. The argument `part` counts from 0."""
         count = len(self.parts_of(arch))
+        batches = f" batch {batches_text(own)}" if (own := self.own_batches(arch)) else ""
         several = f" part {part + 1} of {count}" if count > 1 else ""
-        return f"{self.layer} {arch}{several}"
+        return f"{self.layer} {arch}{batches}{several}"
+
+
+def batches_of(batch: int | Sequence[int]) -> tuple[int, ...]:
+    """One batch size, or several, as `BuildOptions` has them."""
+    return (batch,) if isinstance(batch, int) else tuple(batch)
+
+
+def batches_text(batches: Sequence[int]) -> str:
+    """Batch sizes as in 1,8,64."""
+    return ",".join(map(str, batches))
 
 
 def count_cubins(builds: Sequence[Build], options: BuildOptions) -> int:

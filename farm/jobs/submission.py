@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from codegen.errors import TilingError
@@ -114,8 +116,8 @@ class _Division:
     mask: str
     """The mask's digest."""
     tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
-    """For each tiling, mostly one for all architectures: its parts, the architectures for which the layer is whole, and
-    the origins of the choice."""
+    """For each tiling, mostly one for all architectures and batch sizes: its parts, the architectures for which the
+    layer is whole, and the origins of the choice."""
 
 
 def _divided(
@@ -130,14 +132,16 @@ def _divided(
     Raises TilingError.
     """
     nonzeros = layer.weights.nonzeros_per_output
-    by_tiling: dict[Tiling, list[TilingChoice]] = {}
-    for tiling, choice in book.tilings(layer.spec, options.batch * layer.likely_rows, nonzeros, options):
-        fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
-        by_tiling.setdefault(fast, []).append(choice)
-    if dense := left_dense(layer, layer.weights.nonzeros, by_tiling.items(), options):
+    chosen: list[tuple[int, Tiling, TilingChoice]] = []
+    for batch in options.batches:
+        for tiling, choice in book.tilings(layer.spec, batch * layer.likely_rows, nonzeros, options):
+            fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
+            chosen.append((batch, fast, choice))
+    if dense := left_dense(layer, layer.weights.nonzeros, ((b, each, one.arch) for b, each, one in chosen), options):
         return dense
+    by_tiling = _merged(chosen)
     tilings = []
-    for tiling, choices in by_tiling.items():
+    for tiling, choices in by_tiling:
         parts = choose_parts(layer.spec, tiling, nonzeros)
         cut = len(parts) > 1 and fits_one_cubin(layer.spec, tiling, nonzeros)
         whole = tuple(each.arch for each in choices if cut and is_direct(layer.spec, tiling, each.arch))
@@ -145,6 +149,27 @@ def _divided(
         tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
     weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
     return _Division(weights, layer.weights.nonzeros, mask_digest(layer.spec, layer.weights), tuple(tilings))
+
+
+def _merged(chosen: Sequence[tuple[int, Tiling, TilingChoice]]) -> list[tuple[Tiling, list[TilingChoice]]]:
+    """The architectures and batch sizes of each tiling, given one by one with ascending batch sizes.
+
+    A tiling that is best again at a larger batch size, after another one, is listed again.
+    """
+    by_arch: dict[str, list[tuple[int, Tiling, TilingChoice]]] = {}
+    for each in chosen:
+        by_arch.setdefault(each[2].arch, []).append(each)
+    merged: dict[tuple[Tiling, int], list[TilingChoice]] = {}
+    for arch, of_arch in by_arch.items():
+        runs: Counter[Tiling] = Counter()
+        for tiling, run in groupby(of_arch, key=lambda each: each[1]):
+            same = list(run)
+            gpu = next((choice.gpu for _, _, choice in same if choice.gpu), "")
+            note = "; ".join(dict.fromkeys(choice.note for _, _, choice in same if choice.note))
+            batches = () if len(same) == len(of_arch) else tuple(batch for batch, _, _ in same)
+            merged.setdefault((tiling, runs[tiling]), []).append(TilingChoice(arch, gpu, note, batches))
+            runs[tiling] += 1
+    return [(tiling, choices) for (tiling, _), choices in merged.items()]
 
 
 def _builds(job: str, position: int, layer: Layer, division: _Division) -> list[Build]:

@@ -161,7 +161,7 @@ def build_of_row(row: Any) -> Build:
         residual=row.residual,
         rows=row.rows or None,
         folded=tuple(row.folded),
-        choices=tuple(TilingChoice(**choice) for choice in row.choices),
+        choices=tuple(TilingChoice(**{**choice, "batches": tuple(choice["batches"])}) for choice in row.choices),
         gate=row.gate,
     )
 

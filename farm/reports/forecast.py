@@ -36,7 +36,7 @@ LOOKERS = 8
 
 @dataclass(frozen=True)
 class LayerForecast:
-    """Forecast of one layer, for the architectures that share a tiling."""
+    """Forecast of one layer, for the architectures and batch sizes that share a tiling."""
 
     build: Build
     archs: tuple[str, ...]
@@ -54,10 +54,10 @@ class LayerForecast:
     """CPU time of ptxas for missing skeletons of the direct assembler, as if no other layer shared them."""
     assembler_seconds: float
     """CPU time of the direct assembler, and of value patches, for missing cubins."""
-    kernel_microseconds: tuple[float, ...]
-    """Predicted kernel time on the GPU of each of the architectures, at the batch of the options."""
-    dense_microseconds: tuple[Mapping[DensePrecision, float], ...]
-    """Predicted time of the dense layer in PyTorch on each of these GPUs, in the faster layout."""
+    kernel_microseconds: Mapping[str, Mapping[int, float]]
+    """Predicted kernel time on the GPU of each of the architectures, by batch size."""
+    dense_microseconds: Mapping[str, Mapping[int, Mapping[DensePrecision, float]]]
+    """Predicted time of the dense layer in PyTorch on each of these GPUs, in the faster layout, by batch size."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,14 @@ class ModelForecast:
         """Predicted machine code of all layers for an architecture."""
         return sum(layer.code_bytes for layer in self.layers if arch in layer.archs)
 
-    def dense_microseconds(self, arch: str) -> dict[DensePrecision, float]:
-        """Predicted time of all these layers dense in PyTorch, by precision."""
-        times = [dict(zip(layer.archs, layer.dense_microseconds, strict=True)).get(arch, {}) for layer in self.layers]
+    def dense_microseconds(self, arch: str, batch: int) -> dict[DensePrecision, float]:
+        """Predicted time of all these layers dense in PyTorch at a batch size, by precision."""
+        times = [layer.dense_microseconds.get(arch, {}).get(batch, {}) for layer in self.layers]
         return {precision: sum(of.get(precision, 0.0) for of in times) for precision in DENSE_PRECISIONS}
 
-    def kernel_microseconds(self, arch: str) -> float:
-        """Predicted kernel time of all layers on the GPU of an architecture."""
-        times = (dict(zip(layer.archs, layer.kernel_microseconds, strict=True)) for layer in self.layers)
-        return sum(of_arch.get(arch, 0.0) for of_arch in times)
+    def kernel_microseconds(self, arch: str, batch: int) -> float:
+        """Predicted kernel time of all layers on the GPU of an architecture, at a batch size."""
+        return sum(layer.kernel_microseconds.get(arch, {}).get(batch, 0.0) for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -170,26 +169,30 @@ def forecast(
     def layer(job: NewJob, build: Build) -> LayerForecast:
         asked = requests[job.id, build.id]
         kernels = [of_cubin[request.key] for request in asked if request.key not in there]
+        options, archs = job.options, build.archs(job.options)
+        served = {arch: build.own_batches(arch) or options.batches for arch in archs}
         return LayerForecast(
             build=build,
-            archs=build.archs(job.options),
+            archs=archs,
             cubins=len(asked),
             cubins_there=sum(request.key in there for request in asked),
             cubins_patched=sum(request.key in patched for request in asked),
             template_there=all(request.template.key in there for request in asked),
-            code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(build.archs(job.options)),
+            code_bytes=sum(of_cubin[request.key].code_bytes for request in asked) // len(archs),
             ptxas_seconds=sum(kernel.ptxas_seconds for kernel in kernels),
             skeleton_seconds=_skeleton_seconds(kernels),
             assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
-            kernel_microseconds=tuple(
-                kernel_microseconds(build, job.options, job.options.device(arch)) for arch in build.archs(job.options)
-            ),
-            dense_microseconds=tuple(
-                dense_microseconds(
-                    build.spec, job.options.batch * (build.rows or LIKELY_ROWS), job.options.device(arch)
-                )
-                for arch in build.archs(job.options)
-            ),
+            kernel_microseconds={
+                arch: {batch: kernel_microseconds(build, batch, options.device(arch)) for batch in batches}
+                for arch, batches in served.items()
+            },
+            dense_microseconds={
+                arch: {
+                    batch: dense_microseconds(build.spec, batch * (build.rows or LIKELY_ROWS), options.device(arch))
+                    for batch in batches
+                }
+                for arch, batches in served.items()
+            },
         )
 
     return Forecast(

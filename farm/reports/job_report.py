@@ -8,10 +8,10 @@ from itertools import groupby
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import LIKELY_ROWS
-from farm.jobs.model import Build, BuildResult, JobDetail
+from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail
 from farm.ledger import Ledger, Statistics
 from farm.reports.coverage import Coverage, coverage_of
-from farm.reports.sweep_points import predicted_microseconds
+from farm.reports.shared_archs import kernel_microseconds
 from farm.reports.zero_map import ZeroMap, zero_map
 from farm.store.contract import Store
 from farm.tuning.book import key_of, own_and_shared
@@ -20,7 +20,7 @@ from farm.tuning.record import TuningRecord, plain_arch
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Time of one launch of a layer with all its parts, at the job's batch."""
+    """Time of one launch of a layer with all its parts, at the job's largest batch size."""
 
     microseconds: float
     gpu: str
@@ -30,14 +30,14 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class Variant:
-    """A layer's builds for the architectures that share a tiling."""
+    """A layer's builds for the architectures and batch sizes that share a tiling."""
 
     build: Build
     archs: tuple[str, ...]
     results: tuple[BuildResult, ...]
     """Cubins so far, in the order of architectures and parts."""
     times: Mapping[str, KernelTime]
-    """By architecture."""
+    """By architecture; those that run the job's largest batch size with this tiling."""
 
     def results_for(self, arch: str) -> tuple[BuildResult, ...]:
         """Results per part, for parts that have ended."""
@@ -59,11 +59,19 @@ class LayerReport:
         return self.variants[0].build
 
     def for_arch(self, arch: str) -> Variant:
-        """Variant of an architecture. Raises KeyError for an architecture outside the job."""
+        """Variant of an architecture's largest batch size. Raises KeyError for an architecture outside the job."""
         for variant in self.variants:
-            if arch in variant.archs:
+            if arch in variant.times:
                 return variant
         raise KeyError(arch)
+
+    def results_for(self, arch: str) -> tuple[BuildResult, ...]:
+        """Results for an architecture, of all batch sizes."""
+        return tuple(result for variant in self.variants for result in variant.results_for(arch))
+
+    def cubins_for(self, arch: str) -> int:
+        """Number of cubins for an architecture, of all batch sizes."""
+        return sum(len(variant.build.parts_of(arch)) for variant in self.variants if arch in variant.archs)
 
     def time_for(self, arch: str) -> KernelTime:
         """Time of one launch. Raises KeyError for an architecture outside the job."""
@@ -81,7 +89,7 @@ class JobReport:
     """Statistics of this job alone."""
 
     def total_microseconds(self, arch: str) -> float:
-        """Sum of all layers' times at the job's batch."""
+        """Sum of all layers' times at the job's largest batch size."""
         return sum(layer.time_for(arch).microseconds for layer in self.layers)
 
     def arch_groups(self) -> list[tuple[str, ...]]:
@@ -116,16 +124,17 @@ def _weights(store: Store, build: Build) -> Weights | None:
 
 
 def _variant(detail: JobDetail, build: Build, weights: Weights | None, records: Sequence[TuningRecord]) -> Variant:
-    archs, results = build.archs(detail.job.options), tuple(detail.results_of(build))
-    times = {arch: _time(detail, build, arch, weights, records) for arch in archs}
+    options = detail.job.options
+    archs, results = build.archs(options), tuple(detail.results_of(build))
+    timed = [arch for arch in archs if build.serves(arch, options.batches[-1], options)]
+    times = {arch: _time(options, build, arch, weights, records) for arch in timed}
     return Variant(build, archs, results, times)
 
 
 def _time(
-    detail: JobDetail, build: Build, arch: str, weights: Weights | None, records: Sequence[TuningRecord]
+    options: BuildOptions, build: Build, arch: str, weights: Weights | None, records: Sequence[TuningRecord]
 ) -> KernelTime:
-    options = detail.job.options
-    batch = options.batch * (build.rows or LIKELY_ROWS)
+    batch = options.batches[-1] * (build.rows or LIKELY_ROWS)
     gpus = [choice.gpu for choice in build.choices if choice.arch == arch and choice.gpu]
     if gpus and weights is not None:
         key = key_of(arch, build.spec, batch, weights.nonzeros_per_output, options.accumulate, options.optimisation)
@@ -133,4 +142,5 @@ def _time(
         for record in records:
             if record.key in keys and record.gpu in gpus and record.tiling == build.tiling:
                 return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
-    return KernelTime(predicted_microseconds(detail.job, build, arch), options.device(arch).name, measured=False)
+    device = options.device(arch)
+    return KernelTime(kernel_microseconds(build, options.batches[-1], device), device.name, measured=False)

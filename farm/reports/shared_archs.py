@@ -20,6 +20,7 @@ class SharedCost:
     arch: str
     """Architecture of the cubins."""
     device: DeviceModel
+    batch: int
     microseconds: float
     own_microseconds: float
     """With cubins of the GPU's own architecture."""
@@ -35,20 +36,23 @@ def apart(options: BuildOptions, known: Sequence[str]) -> BuildOptions | None:
 def shared_costs(job: NewJob, own: NewJob) -> tuple[SharedCost, ...]:
     """The costs of a job; `own` has its model for the architectures that share the job's cubins."""
     return tuple(
-        SharedCost(made, device, _microseconds(job, made, device), _microseconds(own, arch, device))
+        SharedCost(
+            made, device, batch, _microseconds(job, made, device, batch), _microseconds(own, arch, device, batch)
+        )
         for made in job.options.shared
         for arch in own.options.archs
         if arch in served_archs(made)
         for device in [own.options.device(arch)]
+        for batch in job.options.batches
     )
 
 
-def kernel_microseconds(build: Build, options: BuildOptions, device: DeviceModel) -> float:
-    """Predicted time of a layer's kernels on a GPU, at the batch of the options."""
-    batch, density = options.batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
-    return predict_microseconds(tiled(build.spec, build.tiling), batch, density, device=device)
+def kernel_microseconds(build: Build, batch: int, device: DeviceModel) -> float:
+    """Predicted time of a layer's kernels on a GPU, at a batch size."""
+    rows, density = batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
+    return predict_microseconds(tiled(build.spec, build.tiling), rows, density, device=device)
 
 
-def _microseconds(job: NewJob, arch: str, device: DeviceModel) -> float:
-    builds = (build for build in job.builds if arch in build.archs(job.options))
-    return sum(kernel_microseconds(build, job.options, device) for build in builds)
+def _microseconds(job: NewJob, arch: str, device: DeviceModel, batch: int) -> float:
+    builds = (build for build in job.builds if build.serves(arch, batch, job.options))
+    return sum(kernel_microseconds(build, batch, device) for build in builds)

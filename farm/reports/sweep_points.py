@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from codegen.ir.layer_spec import LIKELY_ROWS
-from codegen.kernels import tiled
-from codegen.selection.cost_model import predict_microseconds
-from farm.jobs.model import Build, Job, JobDetail, Status
+from farm.jobs.model import Job, JobDetail, Status
+from farm.reports.shared_archs import kernel_microseconds
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class SweepPoint:
     compile_seconds: float
     """Time of rewriting and assembling, also of cubins that came from the cache; templates are shared."""
     predicted_microseconds: float
-    """Sum over the layers at the job's batch, by the cost model."""
+    """Sum over the layers at the job's largest batch size, by the cost model."""
 
     @property
     def sparsity(self) -> float:
@@ -32,25 +30,21 @@ class SweepPoint:
         return 1 - self.nonzeros / self.weights
 
 
-def predicted_microseconds(job: Job, build: Build, arch: str) -> float:
-    """Time of one launch of a layer at the job's batch, by the cost model."""
-    divided, density = tiled(build.spec, build.tiling), build.nonzeros / build.spec.weights_count
-    batch = job.options.batch * (build.rows or LIKELY_ROWS)
-    return predict_microseconds(divided, batch, density, device=job.options.device(arch))
-
-
 def sweep_points(details: Iterable[JobDetail]) -> Iterator[SweepPoint]:
     """The points of the jobs that succeeded, in order of jobs and architectures."""
     for detail in details:
-        for arch in detail.job.options.archs if detail.job.status is Status.SUCCEEDED else ():
-            builds = [build for build in detail.builds if arch in build.archs(detail.job.options)]
+        options = detail.job.options
+        for arch in options.archs if detail.job.status is Status.SUCCEEDED else ():
+            builds = [build for build in detail.builds if arch in build.archs(options)]
+            timed = [build for build in builds if build.serves(arch, options.batches[-1], options)]
+            layers = {build.position: build for build in builds}.values()
             results = [result for result in detail.results if result.arch == arch]
             yield SweepPoint(
                 detail.job,
                 arch,
-                sum(build.spec.weights_count for build in builds),
-                sum(build.nonzeros for build in builds),
+                sum(build.spec.weights_count for build in layers),
+                sum(build.nonzeros for build in layers),
                 sum(result.cubin_bytes for result in results),
                 sum(result.rewrite_seconds + result.ptxas_seconds for result in results),
-                sum(predicted_microseconds(detail.job, build, arch) for build in builds),
+                sum(kernel_microseconds(build, options.batches[-1], options.device(arch)) for build in timed),
             )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from farm.bundle.reader import BundledLayer
+from farm.bundle.row_groups import group_for
 from farm.cuda.driver import call, new_event, new_stream
 from farm.cuda.module import LoadedPart
 from farm.cuda.prefetch import GpuLimits, Prefetches, estimate_layer, plan_prefetches, prefetcher_for
@@ -20,15 +21,15 @@ class CodePrefetch:
         self,
         steps: Sequence[LayerStep],
         layers: Mapping[str, BundledLayer],
-        parts: Mapping[str, Sequence[LoadedPart]],
+        groups: Mapping[str, Sequence[Sequence[LoadedPart]]],
         gpu: GpuLimits,
     ) -> None:
-        """`steps` are the layers in the order in which they run. Raises DeviceError."""
+        """`steps` are the layers in the order in which they run, `groups` their kernels. Raises DeviceError."""
         self._steps = steps
-        self._parts = [parts[step.layer] for step in steps]
+        self._groups = [groups[step.layer] for step in steps]
         self._row_bytes = [_row_bytes(layers[step.layer]) for step in steps]
         self._gpu = gpu
-        self._fetcher = prefetcher_for(part for each in self._parts for part in each)
+        self._fetcher = prefetcher_for(part for each in self._groups for parts in each for part in parts)
         self._side = new_stream()
         self._begin, self._end = new_event(), new_event()
         self._is_fetching = False
@@ -40,7 +41,7 @@ class CodePrefetch:
         if self._fetcher is None or not _is_recorded(stream):
             return
         fetches = self._plan(images)[number]
-        codes = [part.code for other in fetches.layers for part in self._parts[other] if part.code]
+        codes = [part.code for other in fetches.layers for part in self._parts(other, images) if part.code]
         if not codes:
             return
         call("cuEventRecord", self._begin, stream)
@@ -63,13 +64,20 @@ class CodePrefetch:
         for event in (self._begin, self._end):
             call("cuEventDestroy_v2", event)
 
+    def _parts(self, number: int, images: int) -> Sequence[LoadedPart]:
+        """The kernels of a layer that run a number of images of the network."""
+        return group_for(self._groups[number], self._steps[number].rows * images)
+
     def _plan(self, images: int) -> tuple[Prefetches, ...]:
         if images not in self._plans:
             runs = [
                 estimate_layer(
-                    [(part.launch, part.image_bytes) for part in parts], row_bytes, step.rows * images, self._gpu
+                    [(part.launch, part.image_bytes) for part in self._parts(number, images)],
+                    row_bytes,
+                    step.rows * images,
+                    self._gpu,
                 )
-                for step, parts, row_bytes in zip(self._steps, self._parts, self._row_bytes, strict=True)
+                for number, (step, row_bytes) in enumerate(zip(self._steps, self._row_bytes, strict=True))
             ]
             self._plans[images] = plan_prefetches(runs, self._gpu.l2_bytes)
         return self._plans[images]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,26 @@ from numpy.typing import NDArray
 from codegen.emulator.ptx import emulate
 from codegen.ir.launch import Launch
 from farm.bundle.reader import Bundle
+from farm.bundle.row_groups import group_for, row_groups
 from farm.errors import UsageError
 from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.plan import Argument, LayerStep, Place, Plan, Rows
 from farm.runtime.plan_text import plan_of
 
 Array = NDArray[Any]
-Kernels = Mapping[str, Sequence[tuple[bytes, Launch]]]
-"""The PTX of each layer's parts, and how each is launched."""
+
+
+@dataclass(frozen=True)
+class PtxPart:
+    """The PTX of a kernel, and how it is launched."""
+
+    ptx: bytes
+    launch: Launch
+    most_rows: int
+
+
+Kernels = Mapping[str, Sequence[Sequence[PtxPart]]]
+"""The groups of each layer's kernels, by its name."""
 
 
 def run_emulated(
@@ -55,11 +68,12 @@ def run_emulated(
     for step in plan.steps:
         rows = step.rows * images
         if isinstance(step, LayerStep):
-            for ptx, launch in kernels[step.layer]:
+            for part in group_for(kernels[step.layer], rows):
+                launch = part.launch
                 given: dict[str, Array | int] = {**launch.numbers(rows)}
                 given |= zip(launch.tensors, map(array, step.places), strict=True)
                 arguments = [given[name] for name in launch.arguments]
-                emulate.run(ptx, launch.grid_at(rows), launch.block, launch.shared_bytes, arguments)
+                emulate.run(part.ptx, launch.grid_at(rows), launch.block, launch.shared_bytes, arguments)
         else:
             x, y, z = (size.at(rows) for size in step.grid)
             emulate.run(
@@ -86,7 +100,10 @@ def run_bundle(bundle: Bundle, inputs: Sequence[Array]) -> list[Array]:
 
 def layer_ptx(bundle: Bundle, plan: Plan) -> Kernels:
     """The kernels of a plan's layers. Raises UsageError if the bundle has no PTX."""
-    kernels = {name: [(bundle.cubin(each), each.launch) for each in bundle.layers[name].ptx] for name in plan.layers}
+    kernels = {
+        name: row_groups(PtxPart(bundle.cubin(each), each.launch, each.most_rows) for each in bundle.layers[name].ptx)
+        for name in plan.layers
+    }
     if not all(kernels.values()):
         raise UsageError(f"{bundle.path} has no PTX for the emulator: fetch the bundle with farm fetch --ptx")
     return kernels

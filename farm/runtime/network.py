@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farm.bundle.reader import Bundle, Cubin
+from farm.bundle.row_groups import group_for, row_groups
 from farm.cuda.driver import attribute, call, device_arch, device_handle, device_name, new_event, new_stream
 from farm.cuda.module import LoadedPart, Module, launch
 from farm.cuda.prefetch import GpuLimits
@@ -73,7 +74,8 @@ class Network:
 
     def _load(self) -> None:
         bundle = self._bundle
-        self._layers: dict[str, list[LoadedPart]] = {}
+        self._layers: dict[str, Sequence[Sequence[LoadedPart]]] = {}
+        """The groups of a layer's kernels, by its name."""
         for name in self.plan.layers:
             cubins = bundle.layers[name].cubins_for(self.arch)
             if not cubins:
@@ -82,7 +84,7 @@ class Network:
                     f"({self.arch}): compile the model with --arch {self.arch} and fetch it again. "
                     "With farm fetch --ptx a bundle runs on newer GPUs too"
                 )
-            self._layers[name] = [self._part(each) for each in cubins]
+            self._layers[name] = row_groups(map(self._part, cubins))
         kernels = {step.kernel for step in self.plan.steps if isinstance(step, KernelStep)}
         self._functions = {}
         if kernels:
@@ -95,7 +97,7 @@ class Network:
         self._held.callback(call, "cuMemFree_v2", self._constants)
         _upload(self._constants, data)
         call("cuStreamSynchronize", None)  # other streams do not wait for the copy
-        others = min(max((len(parts) for parts in self._layers.values()), default=1), BRANCHES) - 1
+        others = min(max((len(parts) for groups in self._layers.values() for parts in groups), default=1), BRANCHES) - 1
         self._others = [new_stream() for _ in range(others)]
         self._begin, *self._ends = (new_event() for _ in range(others + 1))
         for stream in self._others:
@@ -111,7 +113,7 @@ class Network:
         self._most_images = max(min(limits, default=1) // ALIGNMENT_BYTES * ALIGNMENT_BYTES, 1)
 
     def _part(self, cubin: Cubin) -> LoadedPart:
-        part = LoadedPart(self._bundle.cubin(cubin), cubin.launch)
+        part = LoadedPart(self._bundle.cubin(cubin), cubin.launch, cubin.most_rows)
         self._held.callback(part.module.unload)
         return part
 
@@ -224,7 +226,7 @@ class Network:
         for step in self.plan.steps:
             if isinstance(step, LayerStep):
                 self._prefetch.before(next(layers), images, stream)
-                parts = self._layers[step.layer]
+                parts = group_for(self._layers[step.layer], step.rows * images)
                 addresses = dict(zip(parts[0].launch.tensors, map(address, step.places), strict=True))
                 self._run_layer(parts, addresses, step.rows * images, stream)
                 self._show(step, address(step.output), images)

@@ -2,10 +2,10 @@
 
 C reads it too (`farm/runtime/c/plan.c`, with the same rules). In this order:
 
-    farm-plan 2
+    farm-plan 3
     file BYTES SHA256 PATH
     layer INPUT_BYTES OUTPUT_BYTES HAS_RESIDUAL GATE_BYTES NAME
-    kernel LAYER ARCH FILE ENTRY GRID BLOCK SHARED_BYTES OUTPUT_STEP INPUT_STEP LETTERS
+    kernel LAYER ARCH FILE MOST_ROWS ENTRY GRID BLOCK SHARED_BYTES OUTPUT_STEP INPUT_STEP LETTERS
     refused REASON                                     instead of all but the last of the following lines
     images IMAGES                                      0 for any number
     constants BYTES
@@ -347,6 +347,7 @@ class _Reader:
         layer = self.layers[self.last_kernel]
         line.matching("(sm|compute)_[1-9][0-9]{1,2}[af]?", "an invalid architecture")
         self.next_file = line.number(self.next_file, self.counts.get("file", 0) - 1) + 1
+        line.number(1, MOST_IMAGES)
         line.kernel()
         line.grid()
         if prod(line.number(1, MOST_THREADS) for _ in range(3)) > MOST_THREADS:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
+from farm.bundle.row_groups import group_for
 from farm.cuda.module import LoadedPart
 from farm.cuda.prefetch import GpuLimits, Prefetches, estimate_layer, plan_prefetches, prefetcher_for
 
@@ -51,15 +52,15 @@ class NetworkPrefetch:
     """Prefetches of one network on one GPU. Thread-safe."""
 
     def __init__(
-        self, layers: Sequence[Sequence[LoadedPart]], image_bytes: Sequence[int], device: torch.device
+        self, layers: Sequence[Sequence[Sequence[LoadedPart]]], image_bytes: Sequence[int], device: torch.device
     ) -> None:
-        """`layers` has the parts of each layer in order of execution, `image_bytes` its input and output per image."""
+        """`layers` has each layer's groups of kernels, in order of execution; `image_bytes` its input and output."""
         self._layers = layers
         self._image_bytes = image_bytes
         self._device = device
         found = torch.cuda.get_device_properties(device)
         self._gpu = GpuLimits(found.multi_processor_count, found.L2_cache_size)
-        self._fetcher = prefetcher_for(part for parts in layers for part in parts)
+        self._fetcher = prefetcher_for(part for groups in layers for parts in groups for part in parts)
         self._plans: dict[int, tuple[Prefetches, ...]] = {}
 
     def before(self, number: int, images: int) -> None:
@@ -67,7 +68,7 @@ class NetworkPrefetch:
         if self._fetcher is None or not _side.is_capturing:
             return
         fetches = self._plan(images)[number]
-        codes = [part.code for other in fetches.layers for part in self._layers[other] if part.code]
+        codes = [part.code for other in fetches.layers for part in group_for(self._layers[other], images) if part.code]
         if not codes:
             return
         if _side.stream is None:
@@ -78,8 +79,13 @@ class NetworkPrefetch:
     def _plan(self, images: int) -> tuple[Prefetches, ...]:
         if images not in self._plans:
             runs = [
-                estimate_layer([(part.launch, part.image_bytes) for part in parts], image_bytes, images, self._gpu)
-                for parts, image_bytes in zip(self._layers, self._image_bytes, strict=True)
+                estimate_layer(
+                    [(part.launch, part.image_bytes) for part in group_for(groups, images)],
+                    image_bytes,
+                    images,
+                    self._gpu,
+                )
+                for groups, image_bytes in zip(self._layers, self._image_bytes, strict=True)
             ]
             self._plans[images] = plan_prefetches(runs, self._gpu.l2_bytes)
         return self._plans[images]

@@ -17,7 +17,7 @@ from codegen.sass.qualification import AssemblerChoice
 from farm.api import Farm
 from farm.bundle.writer import check_target, safe_names
 from farm.errors import JobFailedError, UsageError
-from farm.jobs.model import BuildOptions, Job, Status
+from farm.jobs.model import BuildOptions, Job, Status, batches_of
 from farm.torch.export import Example, Exported, State, inputs_of
 from farm.torch.module import load
 
@@ -52,7 +52,7 @@ def compile(  # noqa: A001 - named like torch.compile
     example: Example,
     *,
     archs: str | Sequence[str],
-    batch: int | None = None,
+    batch: int | Sequence[int] | None = None,
     output: Path | str = "bundle",
     name: str = "",
     assembler: AssemblerChoice = "auto",
@@ -63,9 +63,9 @@ def compile(  # noqa: A001 - named like torch.compile
 
     A copy of the model is exported in eval mode, with the masks of torch.nn.utils.prune made permanent. `example` is
     the model's input or a sequence of its inputs, `archs` are architectures or GPUs. `batch` is the batch size to be
-    fast at, by default the example's. `state_dict` replaces the model's weights and may have masks too. `name` is by
-    default the model's class, `farm` the one that `farm config show` prints. Warns as `farm compile` does. Raises
-    UsageError, and the errors of `Farm.compile` and `Farm.fetch`.
+    fast at, or several, by default the example's. `state_dict` replaces the model's weights and may have masks too.
+    `name` is by default the model's class, `farm` the one that `farm config show` prints. Warns as `farm compile` does.
+    Raises UsageError, and the errors of `Farm.compile` and `Farm.fetch`.
     """
     exported = Exported(model, example)
     name, folder = safe_names([name or exported.name])[0], Path(output)
@@ -83,7 +83,7 @@ def sweep(
     example: Example,
     *,
     archs: str | Sequence[str],
-    batch: int | None = None,
+    batch: int | Sequence[int] | None = None,
     output: Path | str = "sweep",
     name: str = "",
     assembler: AssemblerChoice = "auto",
@@ -123,11 +123,12 @@ def _opened(farm: Farm | None) -> AbstractContextManager[Farm]:
 
 
 def _options(
-    example: Example, archs: str | Sequence[str], batch: int | None, assembler: AssemblerChoice
+    example: Example, archs: str | Sequence[str], batch: int | Sequence[int] | None, assembler: AssemblerChoice
 ) -> BuildOptions:
     names = (archs,) if isinstance(archs, str) else tuple(archs)
     first = inputs_of(example)[0]
-    return BuildOptions(names, batch=batch or (len(first) if first.ndim else 1), assembler=assembler)
+    of_example = len(first) if first.ndim else 1
+    return BuildOptions(names, batches_of(of_example if batch is None else batch), assembler=assembler)
 
 
 def _checkpoints(farm: Farm, exported: Exported, states: Iterable[tuple[str, State | None]]) -> Iterator[Checkpoint]:

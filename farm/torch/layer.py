@@ -14,6 +14,7 @@ import torch
 from codegen.errors import DeviceError
 from codegen.ir.layer_spec import LayerSpec, Linear
 from farm.bundle.reader import Bundle, BundledLayer
+from farm.bundle.row_groups import group_for, row_groups
 from farm.cuda.driver import driver
 from farm.cuda.module import LoadedPart
 from farm.errors import UsageError
@@ -59,8 +60,8 @@ def layers_on(device: torch.device, bundle: Bundle) -> dict[str, GpuLayer]:
 def prefetch_code(layers: Sequence[GpuLayer], device: torch.device) -> None:
     """Make layers, given in order of execution, prefetch each other's code when their network is captured."""
     with torch.cuda.device(device):
-        parts, image_bytes = [layer.load(device) for layer in layers], [layer.image_bytes for layer in layers]
-        ahead = NetworkPrefetch(parts, image_bytes, device)
+        groups, image_bytes = [layer.load(device) for layer in layers], [layer.image_bytes for layer in layers]
+        ahead = NetworkPrefetch(groups, image_bytes, device)
         for number, layer in enumerate(layers):
             layer.tell(ahead, number, device)
 
@@ -102,10 +103,13 @@ class GpuLayer:
         self._sizes = _Sizes.of(layer.spec, (0, *layer.spec.input_shape))
         """Sizes of the last call, which usually equal those of the next."""
         self._lock = threading.Lock()
-        self._loaded: dict[int, tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]] = {}
+        self._loaded: dict[int, tuple[Sequence[Sequence[LoadedPart]], Sequence[torch.cuda.Stream]]] = {}
 
-    def load(self, device: torch.device) -> Sequence[LoadedPart]:
-        """The parts, loaded on a device. Raises DeviceError, and UsageError if the bundle has no code for the GPU."""
+    def load(self, device: torch.device) -> Sequence[Sequence[LoadedPart]]:
+        """The groups of kernels, loaded on a device.
+
+        Raises DeviceError, and UsageError if the bundle has no code for the GPU.
+        """
         return self._on(_index(device))[0]
 
     @property
@@ -138,7 +142,7 @@ class GpuLayer:
         if images == 0:
             return output
         index = _index(x.device)
-        parts, others = self._on(index)
+        groups, others = self._on(index)
         tensors = {"input": x, "output": output}
         if residual is not None:
             tensors["residual"] = residual
@@ -152,6 +156,7 @@ class GpuLayer:
                 ahead, number = self._follow[index]
                 ahead.before(number, min(self._most_images, images))
             current = torch.cuda.current_stream(index)
+            parts = group_for(groups, min(self._most_images, images))
             if images <= self._most_images:
                 _enqueue(parts, others, values, current)
             else:
@@ -170,14 +175,14 @@ class GpuLayer:
             moved = {name: values[name] + start * step_bytes for name, step_bytes in image_bytes.items()}
             yield {**values, **moved, "images": min(most, images - start)}
 
-    def _on(self, index: int) -> tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]:
+    def _on(self, index: int) -> tuple[Sequence[Sequence[LoadedPart]], Sequence[torch.cuda.Stream]]:
         found = self._loaded.get(index)  # without the lock, which only the first call takes
         if found is None:
             with self._lock:
                 found = self._loaded.get(index) or self._loaded.setdefault(index, self._load(index))
         return found
 
-    def _load(self, index: int) -> tuple[Sequence[LoadedPart], Sequence[torch.cuda.Stream]]:
+    def _load(self, index: int) -> tuple[Sequence[Sequence[LoadedPart]], Sequence[torch.cuda.Stream]]:
         major, minor = torch.cuda.get_device_capability(index)
         cubins = self._layer.cubins_for(f"sm_{major}{minor}")
         if not cubins:
@@ -189,9 +194,9 @@ class GpuLayer:
         driver()
         with torch.cuda.device(index):
             torch.cuda.current_stream().synchronize()  # makes PyTorch create its context, into which modules load
-            parts = [LoadedPart(self._bundle.cubin(each), each.launch) for each in cubins]
-            others = [torch.cuda.Stream(index) for _ in range(min(len(parts), BRANCHES) - 1)]
-        return parts, others
+            groups = row_groups(LoadedPart(self._bundle.cubin(each), each.launch, each.most_rows) for each in cubins)
+            others = [torch.cuda.Stream(index) for _ in range(min(max(map(len, groups)), BRANCHES) - 1)]
+        return groups, others
 
 
 def _index(device: torch.device) -> int:
@@ -206,6 +211,7 @@ def _enqueue(
     current: torch.cuda.Stream,
 ) -> None:
     """Enqueue parts on several streams such that they act as one launch on the current stream."""
+    others = others[: len(parts) - 1]
     if not others:
         parts[0].enqueue(values, current.cuda_stream)
         return

@@ -151,7 +151,7 @@ def _exported(bundle: Bundle, device: str) -> tuple[torch.export.ExportedProgram
     calls = {name: LayerCall(layer.spec, numbers[name]) for name, layer in bundle.layers.items()}
     module = module_of(network, bundle.layers, calls).to(device).eval()
     fixed = [each.shape[0] for each in network.inputs if each.shape and isinstance(each.shape[0], int)]
-    batch = bundle.manifest.batch
+    batch = bundle.manifest.batches[-1]
     if not fixed:
         program = _traced(bundle, module, _example(network.inputs, max(batch, LEAST_BATCH), device), is_open=True)
         if program.range_constraints:  # else something in the network fixes the batch

@@ -31,7 +31,7 @@ def write_triton_model(bundle: Bundle, folder: Path, device: str = "cuda") -> Pa
     package = write_package(bundle, folder / "1" / "model.pt2", device)
     fresh = folder / ".config.pbtxt"
     try:
-        fresh.write_text(config_of(package, bundle.manifest.batch))
+        fresh.write_text(config_of(package, bundle.manifest.batches[-1]))
         fresh.replace(folder / "config.pbtxt")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written ({error.strerror}): name another folder") from None

@@ -21,29 +21,35 @@ conv3_3 at batch 8 lost 55 us that way."""
 
 
 def pooled_where_faster(layer: Layer, book: TuningBook, options: BuildOptions) -> Layer:
-    """The layer with its pool if that is predicted faster, summed over the job's architectures; else the layer."""
+    """The layer with its pool if that is predicted faster at each batch size, summed over the job's architectures."""
     if layer.pool is None:
         return layer
     joined = layer.with_pool()
     try:
-        before, after = (_tilings(each, book, options) for each in (layer, joined))
+        faster = all(_is_faster(joined, layer, book, options, batch) for batch in options.batches)
     except TilingError:  # no tiling covers whole windows, or none fits at all
         return layer
+    return joined if faster else layer
+
+
+def _is_faster(joined: Layer, layer: Layer, book: TuningBook, options: BuildOptions, batch: int) -> bool:
+    """Whether the layer with its pool is predicted faster at a batch size. Raises TilingError."""
+    before, after = (_tilings(each, book, options, batch) for each in (layer, joined))
     density = layer.weights.nonzeros / layer.spec.weights_count
     devices = [options.device(arch) for arch in options.archs]
-    pools = [pool_microseconds(joined.spec, options.batch, each) for each in devices] if is_pooled(joined.spec) else []
+    pools = [pool_microseconds(joined.spec, batch, each) for each in devices] if is_pooled(joined.spec) else []
     # A record's tiling may be far from the model's best; take the lower prediction of both tilings.
-    apart = min(_microseconds(layer.spec, each, devices, options.batch, density) for each in (before, after))
+    apart = min(_microseconds(layer.spec, each, devices, batch, density) for each in (before, after))
     apart += sum(pools)
-    together = _microseconds(joined.spec, after, devices, options.batch, density)
+    together = _microseconds(joined.spec, after, devices, batch, density)
     if before != after:
-        return joined if apart >= OTHER_TILING_GAIN * together else layer
-    return joined if apart >= GAIN * together or apart - together >= MIN_MICROSECONDS * len(before) else layer
+        return apart >= OTHER_TILING_GAIN * together
+    return apart >= GAIN * together or apart - together >= MIN_MICROSECONDS * len(before)
 
 
-def _tilings(layer: Layer, book: TuningBook, options: BuildOptions) -> list[Tiling]:
+def _tilings(layer: Layer, book: TuningBook, options: BuildOptions, batch: int) -> list[Tiling]:
     """Tiling per architecture."""
-    found = book.tilings(layer.spec, options.batch, layer.weights.nonzeros_per_output, options)
+    found = book.tilings(layer.spec, batch, layer.weights.nonzeros_per_output, options)
     return [tiling for tiling, _ in found]
 
 

@@ -48,8 +48,11 @@ def check_layers(
     Raises UsageError if onnxruntime cannot run the rest of the network, BlobLostError if the store has lost a blob.
     """
     builds: dict[str, list[Build]] = {}
+    options = detail.job.options
+    batch = options.batch_for(len(inputs[0]))
     for build in detail.builds:
-        builds.setdefault(build.layer, []).append(build)
+        if any(build.serves(arch, batch, options) for arch in options.archs):
+            builds.setdefault(build.layer, []).append(build)
     checks: list[TensorCheck] = []
 
     def compute(call: LayerCall, arrays: Sequence[Array]) -> Array:

@@ -63,7 +63,7 @@ def test_a_model_with_swapped_layers_computes_the_same(device: Device, toolchain
         torch.onnx.export(net, (torch.zeros(1, 8, 12, 12),), str(tmp_path / "net.onnx"), dynamo=False)
     settings = replace(laptop_settings(tmp_path), nvcc=toolchain.nvcc, ptxas=toolchain.ptxas)
     with Farm.open(settings) as farm:
-        [job] = farm.compile([read_checkpoint(tmp_path / "net.onnx")], BuildOptions((device.arch,), batch=1))
+        [job] = farm.compile([read_checkpoint(tmp_path / "net.onnx")], BuildOptions((device.arch,), batches=(1,)))
         assert job.status is Status.SUCCEEDED, job.reason
         farm.fetch(job.id, tmp_path / "net.farm")
     x = torch.randn(1, 8, 12, 12)

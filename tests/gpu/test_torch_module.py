@@ -110,7 +110,9 @@ def test_each_compiled_layer_is_launched_and_no_library_computes_one(fetched: Pa
     gpu = NetworkGpu()
     x = torch.from_numpy(inputs("resnet18", 2)).cuda()
     kernels = Counter(each.name for each in gpu.trace(load(fetched / "resnet18"), [(x,)])[-1])
-    wanted = Counter(name for layer in layer_kernels(Bundle(fetched / "resnet18"), gpu.arch) for name in layer.kernels)
+    wanted = Counter(
+        name for layer in layer_kernels(Bundle(fetched / "resnet18"), gpu.arch, 2) for name in layer.kernels
+    )
     assert {name: kernels[name] for name in wanted} == dict(wanted)
     assert not [name for name in kernels if name not in wanted and LIBRARY.search(name)]
 

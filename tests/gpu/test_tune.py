@@ -55,7 +55,7 @@ def test_the_winner_is_right_no_slower_than_the_models_choice_and_used_by_a_comp
     assert ledger.tuning.records() == [record]
     ledger.close()
     with Farm.open(settings) as farm:
-        [job] = farm.compile([NET], BuildOptions((device.arch,), batch=8))
+        [job] = farm.compile([NET], BuildOptions((device.arch,), batches=(8,)))
         detail = farm.inspect(job.id)
         assert detail.builds[0].tiling == record.tiling
         assert tuple(str(each.cubin) for each in detail.results) == record.cubins

@@ -28,7 +28,7 @@ FARM_LAYERS = (
     ("qualification.files",),
     ("ledger", "executors", "bundle.ptx"),
     ("cuda",),
-    ("bundle.members",),
+    ("bundle.members", "bundle.row_groups"),
     ("bundle.manifest", "bundle.provenance"),
     ("bundle.reader",),
     ("bundle.contents",),

@@ -20,12 +20,17 @@ ARCHS = ("sm_80", "sm_90")
 
 
 def played_bundle(
-    path: Path, model: Path, checkpoint: Checkpoint | None = None, code: bytes = b"", shared_bytes: int | None = None
+    path: Path,
+    model: Path,
+    checkpoint: Checkpoint | None = None,
+    code: bytes = b"",
+    shared_bytes: int | None = None,
+    batches: tuple[int, ...] = (64,),
 ) -> Path:
     """Of a model's file; gives its folder, or its file where the name ends in .farm. With `code`, cubins begin so;
     `shared_bytes` is what each launch has, if not what its tiling needs."""
     store = MemoryStore()
-    options = BuildOptions(ARCHS, tuning=False)
+    options = BuildOptions(ARCHS, batches, tuning=False)
     made = new_job(checkpoint or read_checkpoint(model), options, namespace="", name="net", store=store)
     builds = [replace(build, id=i) for i, build in enumerate(made.builds)]
     results = []

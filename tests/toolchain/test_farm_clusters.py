@@ -17,7 +17,7 @@ from tests.samples import checkpoint, layer
 
 DEEP = Conv2d(512, 7, 7, 16, 3, 3, padding=(1, 1, 1, 1), epilogue=(AddResidual(), Clip(low=0.0)))
 NET = checkpoint(layer("deep", spec=DEEP, sparsity=0.95))
-OPTIONS = BuildOptions(("sm_80", "sm_90", "sm_120"), batch=1)
+OPTIONS = BuildOptions(("sm_80", "sm_90", "sm_120"), batches=(1,))
 
 
 def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_them(farm: Farm, tmp_path: Path) -> None:

@@ -54,4 +54,4 @@ def test_a_model_is_compiled_with_the_options_given(tmp_path: Path, monkeypatch:
     with Farm.open(load_settings()) as farm:
         job = farm.job(measured["facts"]["job"])
     found = job.options
-    assert (found.trust, found.leave_dense, found.allow_tf32, found.batch) == ("checked", "never", True, 2)
+    assert (found.trust, found.leave_dense, found.allow_tf32, found.batches) == ("checked", "never", True, (2,))

@@ -120,13 +120,15 @@ def edited(lines: list[str], start: str, place: int, word: str) -> bytes:
         ("kernel", 2, "sm_", "an invalid architecture"),
         ("kernel", 2, "", "two spaces"),
         ("kernel", 3, "99", "a number out of range"),
-        ("kernel", 4, "conv2d;", "an invalid name of a kernel"),
-        ("kernel", 5, "0", "a number out of range"),
-        ("kernel", 11, "1025", "a number out of range"),
-        ("kernel", 14, "4294967296", "a number out of range"),
-        ("kernel", 15, "7", "a step that is not the layer's"),
-        ("kernel", 17, "on", "other arguments than the layer's"),
-        ("kernel", 17, "iir", "other arguments than the layer's"),
+        ("kernel", 4, "0", "a number out of range"),
+        ("kernel", 4, "1073741825", "a number out of range"),
+        ("kernel", 5, "conv2d;", "an invalid name of a kernel"),
+        ("kernel", 6, "0", "a number out of range"),
+        ("kernel", 12, "1025", "a number out of range"),
+        ("kernel", 15, "4294967296", "a number out of range"),
+        ("kernel", 16, "7", "a step that is not the layer's"),
+        ("kernel", 18, "on", "other arguments than the layer's"),
+        ("kernel", 18, "iir", "other arguments than the layer's"),
         ("images", 1, "-1", "an invalid number"),
         ("images", 1, "2147483648", "a number out of range"),
         ("images", 1, "0 0", "too many words"),
@@ -216,8 +218,8 @@ def test_a_plan_without_its_end_or_with_a_flipped_bit_is_refused_in_python_and_c
     flipped[text.index(b" ions") - 1] ^= 1
     for read in (read_in_python, read_in_c):
         assert read(bytes(flipped)).startswith("network.plan is damaged: its digest differs from the one in it")
-    assert "another version" in read_in_python(text.replace(b"farm-plan 2", b"farm-plan 1"))
-    assert "another version" in read_in_c(text.replace(b"farm-plan 2", b"farm-plan 1"))
+    assert "another version" in read_in_python(text.replace(b"farm-plan 3", b"farm-plan 2"))
+    assert "another version" in read_in_c(text.replace(b"farm-plan 3", b"farm-plan 2"))
 
 
 def mutant(rng: random.Random, lines: list[str]) -> bytes:

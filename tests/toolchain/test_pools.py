@@ -112,7 +112,9 @@ def stem() -> ModelProto:
 def right_bundle(model: ModelProto, farm: Farm, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """The manifest of its bundle, whose layers and whole network are verified, and in which no pool is left."""
     write_network(folder / "net.onnx", model)
-    [job] = farm.compile([read_checkpoint(folder / "net.onnx")], BuildOptions((ARCH,), batch=64, assembler="direct"))
+    [job] = farm.compile(
+        [read_checkpoint(folder / "net.onnx")], BuildOptions((ARCH,), batches=(64,), assembler="direct")
+    )
     assert job.status is Status.SUCCEEDED, job.reason
     assert run(["verify", job.id]) == 0
     assert run(["verify", job.id, "--network", "--batch", "2"]) == 0

@@ -14,9 +14,10 @@ import onnx
 import pytest
 
 from codegen.frontend.onnx.reader import read_checkpoint
-from codegen.ir.launch import NUMBERS
+from codegen.ir.launch import MOST_IMAGES, NUMBERS
 from codegen.model_zoo import lenet5, write_network
 from farm.bundle.reader import Bundle
+from farm.bundle.row_groups import group_for, row_groups
 from farm.runtime.plan import Argument, KernelStep, Place, Rows
 from farm.runtime.plan_text import plan_of, with_end
 from tests.toolchain.played_bundle import played_bundle
@@ -51,8 +52,11 @@ def _wanted(
             grid = [size.fixed * (-(-rows // size.images) if size.images else 1) for size in step.grid]
             yield step.kernel, [*grid, step.threads, 1, 1, 0], [_written(each, rows) for each in step.arguments]
             continue
-        for launch in layers[step.layer]["launches"]:
-            if arch in launch["cubins"]:
+        launches = [each for each in layers[step.layer]["launches"] if arch in each["cubins"]]
+        limits = {each.get("most_rows", MOST_IMAGES) for each in launches}
+        limit = min(each for each in limits if each >= rows)
+        for launch in launches:
+            if launch.get("most_rows", MOST_IMAGES) == limit:
                 sizes = [(size["fixed"], size["images"]) for size in launch["grid"]]
                 grid = [fixed * (-(-rows // each) if each else 1) for fixed, each in sizes]
                 tensors = [each["name"] for each in launch["arguments"] if each["name"] not in NUMBERS]
@@ -86,6 +90,37 @@ def test_a_network_is_launched_as_the_manifest_says(
     assert played.run(language, lenet, images, arch=gpu) == ""
     assert played.launches() == wanted(lenet, arch, images)
     assert len(played.launches()) == {"sm_80": 7, "sm_90": 6}[arch]  # fc1 has two parts, or clusters
+
+
+@pytest.fixture(scope="module")
+def lenet_of_batches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LeNet-5 for three batch sizes."""
+    folder = tmp_path_factory.mktemp("batches")
+    write_network(folder / "net.onnx", lenet5(0.9, 0))
+    return played_bundle(folder / "lenet", folder / "net.onnx", batches=(1, 8, 64))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(("gpu", "arch"), [(90, "sm_90"), (86, "sm_80")])
+@pytest.mark.parametrize("images", [2, 3, 22, 23])
+def test_a_network_for_several_batch_sizes_is_launched_as_the_manifest_says(
+    played: Played, lenet_of_batches: Path, language: str, gpu: int, arch: str, images: int
+) -> None:
+    assert played.run(language, lenet_of_batches, images, arch=gpu) == ""
+    assert played.launches() == wanted(lenet_of_batches, arch, images)
+
+
+def test_c_chooses_kernels_by_the_number_of_images_as_python_does(played: Played, lenet_of_batches: Path) -> None:
+    layers = [row_groups(each.cubins_for("sm_90")) for each in Bundle(lenet_of_batches).layers.values()]
+    assert [len(groups) for groups in layers] == [3, 3, 3, 1]
+    names = {each.launch.kernel for groups in layers for group in groups for each in group}
+    for images in range(1, 201):
+        assert played.run("c", lenet_of_batches, images) == ""
+        launches = [
+            (each.launch, each.launch.grid_at(images)) for groups in layers for each in group_for(groups, images)
+        ]
+        said = [each.sizes for each in played.launches() if each.kernel in names]
+        assert said == [(*grid, *launch.block, launch.shared_bytes) for launch, grid in launches]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -120,7 +120,7 @@ def test_a_layer_of_a_job_is_one_cubin_that_computes_what_it_should_and_loads_fr
     farm: Farm, tmp_path: Path
 ) -> None:
     net = checkpoint(layer("fc", WIDE), layer("small", Linear(40, 6)))
-    [job] = farm.compile([net], BuildOptions(("sm_80", "sm_90"), batch=1))
+    [job] = farm.compile([net], BuildOptions(("sm_80", "sm_90"), batches=(1,)))
     assert job.status is Status.SUCCEEDED, job.reason
     detail = farm.inspect(job.id)
     assert {build.layer: build.tiling.kernel for build in detail.builds} == {"fc": "table_linear", "small": "linear"}

@@ -21,7 +21,7 @@ from tests.toolchain.tools import Tools
 from tests.verifications import assert_right
 
 NEURONS, LAYERS, BIAS = 64, 6, -0.3
-OPTIONS = BuildOptions(("sm_90",), batch=4)
+OPTIONS = BuildOptions(("sm_90",), batches=(4,))
 
 
 def compiled(farm: Farm, folder: Path, matrices: list[SparseMatrix]) -> Job:

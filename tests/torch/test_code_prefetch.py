@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
-from codegen.ir.launch import GridSize, Launch
+from codegen.ir.launch import MOST_IMAGES, GridSize, Launch
 from farm.cuda.module import CodeRange
 from farm.cuda.prefetch import CodePrefetcher
 from farm.torch import code_prefetch
@@ -67,9 +67,13 @@ def said(monkeypatch: pytest.MonkeyPatch, waits: list[int]) -> list[str]:
 
 
 def layer(*addresses: int | None) -> list[Any]:
-    """Of parts whose code lies there."""
+    """Of parts whose code lies there, for any number of images."""
+    return [group(*addresses)]
+
+
+def group(*addresses: int | None, most_rows: int = MOST_IMAGES) -> list[Any]:
     codes = [address and CodeRange(address, CODE_BYTES) for address in addresses]
-    return [SimpleNamespace(launch=LAUNCH, image_bytes=CODE_BYTES, code=code) for code in codes]
+    return [SimpleNamespace(launch=LAUNCH, image_bytes=CODE_BYTES, code=code, most_rows=most_rows) for code in codes]
 
 
 def run(*layers: list[Any], images: int = IMAGES) -> None:
@@ -90,6 +94,13 @@ def test_all_parts_of_a_layer_are_fetched_and_what_is_not_known_is_left_alone(sa
     with prefetch_during_capture():
         run(layer(1), layer(2, None, 4), layer(None))
     assert said == ["side waits for main", "2 on 1", "4 on 1", "main waits for side"]
+
+
+def test_the_code_for_the_number_of_images_is_fetched(said: list[str]) -> None:
+    several = [group(2, most_rows=IMAGES - 1), group(3, most_rows=IMAGES), group(4)]
+    with prefetch_during_capture():
+        run(layer(1), several)
+        assert said == ["side waits for main", "3 on 1"]
 
 
 def test_the_first_part_waits_and_the_others_come_behind_it(said: list[str], waits: list[int]) -> None:

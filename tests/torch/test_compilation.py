@@ -261,7 +261,7 @@ def test_a_pruned_model_becomes_a_bundle_of_its_weights(tmp_path: Path, own_farm
         model, example(1), archs="sm_90", batch=4, output=tmp_path / "bundle", assembler="direct", farm=own_farm
     )
     job = own_farm.job(compiled.job)
-    assert (job.name, job.options.batch, job.options.archs) == ("Net", 4, ("sm_90",))
+    assert (job.name, job.options.batches, job.options.archs) == ("Net", (4,), ("sm_90",))
     layers = Bundle(compiled.bundle).layers
     detail = own_farm.inspect(job.id)
     assert {result.assembler for result in detail.results} == {"direct"}

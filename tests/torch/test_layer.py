@@ -55,8 +55,18 @@ def played(
     monkeypatch.setattr(layers, "launching_on", lambda _: nullcontext())
     monkeypatch.setattr(layers.torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=7))
     found = GpuLayer(SimpleNamespace(), BundledLayer("l", spec, True, (Cubin("p", "d", 1, "sm_90", how),)))  # type: ignore[arg-type]
-    found._loaded[0] = [module.LoadedPart(b"code", how)], []
+    found._loaded[0] = [[module.LoadedPart(b"code", how)]], []
     return found, driver
+
+
+def test_the_number_of_images_chooses_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, driver = played(monkeypatch, LINEAR, ("input", "output", "images"))
+    [[large]], others = found._loaded[0]
+    small = module.LoadedPart(b"code", replace(large.launch, grid=(GridSize(5), GridSize(1, 1), GridSize())), 2)
+    found._loaded[0] = [[small], [large]], others
+    for images in (1, 2, 3, 70):
+        found(torch.zeros(images, 8), None)
+    assert [each["grid"] for each in driver.launches] == [(5, 1, 1), (5, 2, 1), (2, 3, 1), (2, 70, 1)]
 
 
 def test_a_kernel_that_waits_itself_may_begin_before_the_one_ahead_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

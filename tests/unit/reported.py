@@ -29,7 +29,9 @@ def submitted(
 ) -> str:
     """The id of a job of these layers."""
     model = checkpoint(*layers, name=name, skipped=skipped)
-    new = new_job(model, BuildOptions(archs, batch=batch), namespace="test", name=name, store=yard.store, book=book)
+    new = new_job(
+        model, BuildOptions(archs, batches=(batch,)), namespace="test", name=name, store=yard.store, book=book
+    )
     [job] = yard.ledger.record_submission(NewSubmission(f"s-{new.id}", "ada", (new,)))
     return job.id
 

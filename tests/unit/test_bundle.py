@@ -89,7 +89,7 @@ def test_the_schema_notices_a_missing_part(part: str, tmp_path: Path, store: Mem
 def test_a_manifest_of_another_version_is_refused(version: int, tmp_path: Path, store: MemoryStore) -> None:
     manifest = write(tmp_path / "out", store)
     (tmp_path / "out" / "manifest.json").write_text(json.dumps({**manifest, "schema_version": version}))
-    with pytest.raises(UsageError, match=rf"version {version}, .* reads version 2\. Fetch the bundle again"):
+    with pytest.raises(UsageError, match=rf"version {version}, .* reads version 3\. Fetch the bundle again"):
         Bundle(tmp_path / "out")
 
 

@@ -121,7 +121,7 @@ def test_the_limit_of_a_layers_code_is_none_of_its_tables() -> None:
     net = checkpoint(layer("fc", Linear(4096, 512)))
     for limit in (16_000_000, 20_000):
         job = new_job(
-            net, BuildOptions(("sm_90",), batch=1, code_limit_bytes=limit), namespace="", name="net", store=None
+            net, BuildOptions(("sm_90",), batches=(1,), code_limit_bytes=limit), namespace="", name="net", store=None
         )
         assert [build.tiling.kernel for build in job.builds] == ["table_linear"]
         assert not job.skipped

@@ -227,7 +227,9 @@ def test_a_layer_with_several_tilings_is_named_once_with_their_architectures() -
     assert "sm_80: the record of NVIDIA H200 was not used" in note.plain
     document = layer_json(second, both.results_of(second), job_of_two.options)
     assert document["archs"] == ["sm_90"]
-    assert document["tiling_choices"] == [{"arch": "sm_90", "record_of_gpu": "NVIDIA H200", "note": None}]
+    assert document["tiling_choices"] == [
+        {"arch": "sm_90", "batches": [64], "record_of_gpu": "NVIDIA H200", "note": None}
+    ]
 
 
 def test_tuning_tables_fit_100_columns() -> None:

@@ -198,7 +198,7 @@ def test_float16_layers_use_clusters_by_prediction_and_by_records(spec: LayerSpe
     assert not misfit_of(spec, split, nonzeros)
     key = TuningKey("sm_90", spec, 64, 0.1, "float32", 3)
     book = TuningBook.of([TuningRecord(key, "a GPU", split, 1.0, 1.0, 1, (), datetime.now(UTC))])
-    [(found, choice)] = book.tilings(spec, 64, nonzeros, BuildOptions(("sm_90",), batch=64))
+    [(found, choice)] = book.tilings(spec, 64, nonzeros, BuildOptions(("sm_90",), batches=(64,)))
     assert (found, choice.gpu) == (split, "a GPU")
 
 
@@ -231,7 +231,7 @@ def test_what_a_cluster_adds_up_in_float16_are_the_products_of_one_block() -> No
 
 def test_each_architecture_has_the_tiling_that_it_can_run() -> None:
     spec = DEEP["256 x 14 x 14"]
-    options = BuildOptions(("sm_80", "sm_90", "sm_120"), batch=1)
+    options = BuildOptions(("sm_80", "sm_90", "sm_120"), batches=(1,))
     older, hopper, blackwell = [tiling for tiling, _ in NO_RECORDS.tilings(spec, 1, tenth(spec), options)]
     assert older.cluster == 1 < min(hopper.cluster, blackwell.cluster)
 

@@ -239,7 +239,7 @@ def test_channels_without_weights_are_counted(yard: Farmyard) -> None:
 def test_a_layer_in_several_parts_has_the_code_of_all(yard: Farmyard) -> None:
     [job_id] = yard.submit("net", parts=3)
     yard.run([job_id])
-    assert "built, 3 parts" in Words(report_page(report(yard, job_id))).text
+    assert "built, 3 cubins" in Words(report_page(report(yard, job_id))).text
 
 
 def test_the_command_writes_the_page(

@@ -121,10 +121,10 @@ DEEP = Conv2d(512, 14, 14, 512, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0
 
 
 def test_a_pool_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
-    options = BuildOptions(("sm_90",), batch=64)
+    options = BuildOptions(("sm_90",), batches=(64,))
     assert pooled_where_faster(behind(LARGE), NO_RECORDS, options).spec.epilogue[-1] == MaxPool()
     # Split over a cluster the layer is much faster than any tiling with whole windows.
-    assert pooled_where_faster(behind(DEEP), NO_RECORDS, BuildOptions(("sm_90",), batch=1)).spec == DEEP
+    assert pooled_where_faster(behind(DEEP), NO_RECORDS, BuildOptions(("sm_90",), batches=(1,))).spec == DEEP
     alone = Layer("conv", LARGE, random_weights(LARGE, 0.9), "x", "a")
     assert pooled_where_faster(alone, NO_RECORDS, options) is alone
 
@@ -132,22 +132,22 @@ def test_a_pool_joins_its_layer_where_that_is_predicted_to_be_faster() -> None:
 def test_a_pool_that_saves_little_does_not_change_the_tiling() -> None:
     # Predicted 6 % faster together; conv3_3 of VGG-16, once predicted 3 % faster so, was measured 34 % slower.
     spec = Conv2d(128, 112, 112, 128, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
-    assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=8)).spec == spec
+    assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batches=(8,))).spec == spec
     spec = Conv2d(256, 56, 56, 256, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
     # Nor one whose exchange of sums would take as long as the pool.
-    assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batch=1)).spec == spec
+    assert pooled_where_faster(behind(spec), NO_RECORDS, BuildOptions(("sm_90",), batches=(1,))).spec == spec
 
 
 def test_an_overlapping_pool_joins_its_layer_where_predicted_faster() -> None:
     first = Conv2d(3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=(Clip(low=0.0),))
     pool = Pool("MaxPool pool", "y", MaxPool(3, (1, 1, 1, 1)))
     for batch in (1, 64):
-        options = BuildOptions(("sm_90",), batch=batch)
+        options = BuildOptions(("sm_90",), batches=(batch,))
         assert pooled_where_faster(replace(behind(first), pool=pool), NO_RECORDS, options).pool is None
     # The sums that two tiles have are computed twice: of many channels that takes longer than the pool.
     deep = Conv2d(512, 14, 14, 512, 3, 3, padding=(1, 1, 1, 1), epilogue=(Clip(low=0.0),))
     layer = replace(behind(deep), pool=pool)
-    assert pooled_where_faster(layer, NO_RECORDS, BuildOptions(("sm_90",), batch=64)) is layer
+    assert pooled_where_faster(layer, NO_RECORDS, BuildOptions(("sm_90",), batches=(64,))) is layer
 
 
 def test_tiles_of_windows_that_overlap_have_one_row_and_column_more() -> None:
@@ -164,7 +164,7 @@ def test_tiles_of_windows_that_overlap_have_one_row_and_column_more() -> None:
 def test_a_layer_that_no_tiling_with_windows_fits_keeps_its_pool_apart() -> None:
     spec = Conv2d(600, 8, 8, 2, 7, 7, epilogue=(Clip(low=0.0),))
     layer = behind(spec, 0.0)
-    options = BuildOptions(("sm_90",), batch=1, code_limit_bytes=1_000)
+    options = BuildOptions(("sm_90",), batches=(1,), code_limit_bytes=1_000)
     assert pooled_where_faster(layer, NO_RECORDS, options) is layer
 
 
@@ -174,7 +174,7 @@ def test_the_network_of_a_job_has_no_pool_that_a_layer_computes(tmp_path: Path) 
     proto = net(CONV, RELU, POOL, node("Exp", "y", "z"), x=("N", 3, 64, 64))
     proto.graph.output[0].name = "z"
     checkpoint, store = read_checkpoint(save(tmp_path, proto)), MemoryStore()
-    job = new_job(checkpoint, BuildOptions(("sm_90",), batch=64), namespace="", name="net", store=store)
+    job = new_job(checkpoint, BuildOptions(("sm_90",), batches=(64,)), namespace="", name="net", store=store)
     assert [(build.output, build.spec.epilogue[-1]) for build in job.builds] == [("y", MaxPool())]
     assert job.network is not None
     assert [each.operator for each in read_network(store.get(job.network)).nodes] == ["Layer", "Exp"]

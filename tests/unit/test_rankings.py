@@ -52,7 +52,7 @@ def worked_out(monkeypatch: pytest.MonkeyPatch) -> list[LayerSpec]:
 def chosen(rankings: KeptRankings, of: Any = LAYER, options: BuildOptions = OPTIONS) -> list[Tiling]:
     """For each architecture."""
     book = TuningBook({}, rankings)
-    found = book.tilings(of.spec, options.batch, of.weights.nonzeros_per_output, options)
+    found = book.tilings(of.spec, options.batches[0], of.weights.nonzeros_per_output, options)
     return [tiling for tiling, _ in found]
 
 
@@ -84,7 +84,7 @@ def test_the_checkpoints_of_a_sweep_share_it_and_other_bands_do_not(worked_out: 
     chosen(rankings, layer(seed=1))
     assert len(worked_out) == 2
     chosen(rankings, layer(sparsity=0.5))
-    chosen(rankings, options=replace(OPTIONS, batch=1))
+    chosen(rankings, options=replace(OPTIONS, batches=(1,)))
     assert len(worked_out) == 6
 
 
@@ -102,7 +102,7 @@ def test_a_kept_ranking_chooses_what_the_cost_model_chooses(spec: LayerSpec, bat
         for arch in OPTIONS.archs
     ]
     for _ in range(2):
-        assert chosen(KeptRankings(store), of, replace(OPTIONS, batch=batch)) == by_model
+        assert chosen(KeptRankings(store), of, replace(OPTIONS, batches=(batch,))) == by_model
 
 
 def test_what_is_behind_the_kept_tilings_is_worked_out_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_the_rows_of_an_image_count_as_batch_and_unknown_ones_as_those_of_a_usua
     monkeypatch.setattr("farm.jobs.submission.choose_parts", lambda *_: (Part(0, 4),))
     rows = [1, 197, None]
     net = checkpoint(*(replace(layer(f"fc{each}", spec=Linear(16, 8)), rows=each) for each in rows))
-    builds = submitted(net, replace(OPTIONS, batch=4, leave_dense="never")).builds
+    builds = submitted(net, replace(OPTIONS, batches=(4,), leave_dense="never")).builds
     assert batches == [4, 4 * 197, 4 * LIKELY_ROWS]
     assert [build.rows for build in builds] == rows
 
@@ -110,7 +110,7 @@ def test_a_layer_that_cannot_be_cut_is_skipped_too(monkeypatch: pytest.MonkeyPat
         submitted(checkpoint(layer()))
 
 
-@pytest.mark.parametrize("change", [{"code_limit_bytes": 1_000_000}, {"batch": 1}, {"optimisation": 1}])
+@pytest.mark.parametrize("change", [{"code_limit_bytes": 1_000_000}, {"batches": (1, 8)}, {"optimisation": 1}])
 def test_other_options_are_another_request(change: dict[str, int]) -> None:
     net = checkpoint(layer())
     first, second = submitted(net), submitted(net)
@@ -119,7 +119,7 @@ def test_other_options_are_another_request(change: dict[str, int]) -> None:
 
 
 def test_options_come_back_from_json_as_they_were() -> None:
-    options = BuildOptions(("sm_80", "sm_90"), 8, "full", 1, True, 5_000_000)
+    options = BuildOptions(("sm_80", "sm_90"), (1, 8), "full", 1, True, 5_000_000)
     assert BuildOptions.from_json(options.to_json()) == options
 
 
@@ -146,7 +146,7 @@ def test_direct_assembly_takes_no_tiling_that_only_ptxas_supports() -> None:
     net = checkpoint(layer("conv", spec=spec))
     chosen: dict[AssemblerChoice, Tiling] = {}
     for assembler in CHOICES:
-        options = BuildOptions(("sm_90",), batch=1, tuning=False, assembler=assembler)
+        options = BuildOptions(("sm_90",), batches=(1,), tuning=False, assembler=assembler)
         [build] = new_job(net, options, namespace="", name="net", store=None).builds
         chosen[assembler] = build.tiling
     assert chosen["ptxas"].cluster > 1

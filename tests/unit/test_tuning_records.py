@@ -221,7 +221,7 @@ def test_an_architecture_with_a_letter_takes_the_records_of_its_gpu() -> None:
     "options",
     [
         BuildOptions(("sm_90",), tuning=False),
-        BuildOptions(("sm_90",), batch=1),
+        BuildOptions(("sm_90",), batches=(1,)),
         BuildOptions(("sm_90",), optimisation=1),
         BuildOptions(("sm_80",)),
         BuildOptions(("sm_90",), form="full"),

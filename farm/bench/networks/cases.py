@@ -71,10 +71,11 @@ def bundles_for(models: Sequence[NetworkModel], batches: Sequence[int], paths: S
     for path in paths:
         bundle = Bundle(path)
         model = _model_of(bundle, models)
-        key = model.key(bundle.manifest.batch)
-        if key in found:
-            raise UsageError(f"{found[key]} and {path} are both of {model.name} at batch {key.batch}: give one of them")
-        found[key] = path
+        for key in map(model.key, bundle.manifest.batches):
+            if key in found:
+                both = f"{found[key]} and {path} are both of {model.name} at batch {key.batch}"
+                raise UsageError(f"{both}: give one of them")
+            found[key] = path
     for model in models:
         had = [key.batch for key in found if key in (model.key(batch) for batch in (key.batch,))]
         lacking = [batch for batch in batches if model.key(batch) not in found]

@@ -13,11 +13,13 @@ from typing import Any, Protocol
 from codegen.errors import CodegenError
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import LIKELY_ROWS
 from farm.bench.layers.contenders import GENERATED, REST_COMPILED
 from farm.bench.layers.results import WRONG, Measurement
 from farm.bench.networks.breakdown import LayerKernels, breakdown, median_of
 from farm.bench.networks.cases import input_shapes, inputs_of
-from farm.bundle.reader import Bundle
+from farm.bundle.reader import Bundle, BundledLayer
+from farm.bundle.row_groups import group_for, row_groups
 from farm.cuda.measure.workload import CaseKey
 from farm.errors import FarmError
 
@@ -193,7 +195,7 @@ class NetworkSession:
             "compile_seconds": case.compile_seconds,
             "job": case.bundle.manifest.job.id,
             "layers": len(case.bundle.layers),
-            "launches": sum(len(each.kernels) for each in layer_kernels(case.bundle, self._gpu.arch)),
+            "launches": sum(len(each.kernels) for each in layer_kernels(case.bundle, self._gpu.arch, case.key.batch)),
             "code_bytes": code_bytes(case.bundle, self._gpu.arch),
         }
         tolerance = TOLERANCES["tf32"] if tf32 else OWN_TOLERANCES[case.key.data_type]
@@ -260,7 +262,7 @@ class NetworkSession:
         )
 
     def _traced(self, case: LoadedNetwork, call: Any, inputs: Any) -> dict[str, Any]:
-        layers = layer_kernels(case.bundle, self._gpu.arch)
+        layers = layer_kernels(case.bundle, self._gpu.arch, case.key.batch)
         try:
             traces = self._gpu.trace(call, inputs)
         except (RuntimeError, OSError, ValueError) as error:  # no profiler, no trace file, or invalid JSON
@@ -274,12 +276,15 @@ def peer_name(mode: str, precision: str) -> str:
     return f"{mode}-{precision}"
 
 
-def layer_kernels(bundle: Bundle, arch: str) -> list[LayerKernels]:
-    """Kernels of each layer on an architecture, in execution order."""
+def layer_kernels(bundle: Bundle, arch: str, images: int) -> list[LayerKernels]:
+    """Kernels of each layer on an architecture for a number of images, in execution order."""
+
+    def kernels(layer: BundledLayer) -> tuple[str, ...]:
+        groups = row_groups(layer.cubins_for(arch))
+        return tuple(each.launch.kernel for each in group_for(groups, images * (layer.rows_per_image or LIKELY_ROWS)))
+
     names = [node.layer for node in bundle.network.nodes if node.layer]
-    return [
-        LayerKernels(name, tuple(each.launch.kernel for each in bundle.layers[name].cubins_for(arch))) for name in names
-    ]
+    return [LayerKernels(name, kernels(bundle.layers[name])) for name in names]
 
 
 def code_bytes(bundle: Bundle, arch: str) -> int:

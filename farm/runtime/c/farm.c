@@ -118,6 +118,11 @@ typedef struct {
     CUfunction function;
 } kernel;
 
+/* Kernels of a layer that together compute it. */
+typedef struct {
+    int begin, end;
+} group;
+
 /* An argument of a kernel. */
 typedef union {
     CUdeviceptr pointer;
@@ -139,7 +144,7 @@ typedef struct {
 struct farm_bundle {
     char *path;
     farm_plan plan;
-    kernel *kernels; /* those for this GPU, in the order of the layers */
+    kernel *kernels; /* those for this GPU, in the order of the layers, and for few rows first */
     int *first; /* the first kernel of each layer, and behind the last layer their number */
     int64_t *limits; /* the largest number of rows of each layer for one launch of each of its kernels */
     int kernel_count;
@@ -197,6 +202,26 @@ static int preference(const farm_kernel *each, int gpu) {
     return runs_on(each, gpu) ? (each->is_ptx ? 0 : 100000) + each->arch * 2 + each->is_exact : 0;
 }
 
+/* Orders kernels of a layer: those for few rows first, and otherwise as the plan has them. */
+static int by_rows(const void *a, const void *b) {
+    const farm_kernel *x = &((const kernel *)a)->plan, *y = &((const kernel *)b)->plan;
+    return x->most_rows != y->most_rows ? (x->most_rows > y->most_rows) - (x->most_rows < y->most_rows)
+                                        : (x->file > y->file) - (x->file < y->file);
+}
+
+/* The kernels of a layer for a number of rows; farm/bundle/row_groups.py has the same rule. */
+static group group_for(const farm_bundle *bundle, int layer, int64_t rows) {
+    int last = bundle->first[layer + 1];
+    group found;
+    found.begin = found.end = bundle->first[layer];
+    for (;;) {
+        int64_t most = bundle->kernels[found.begin].plan.most_rows;
+        while (found.end < last && bundle->kernels[found.end].plan.most_rows == most) found.end++;
+        if (rows <= most || found.end == last) return found;
+        found.begin = found.end;
+    }
+}
+
 /* Chooses the kernels of every layer for a GPU. */
 static int choose_kernels(farm_bundle *bundle, int gpu) {
     const farm_plan *plan = &bundle->plan;
@@ -216,6 +241,8 @@ static int choose_kernels(farm_bundle *bundle, int gpu) {
         bundle->first[layer] = bundle->kernel_count;
         for (i = begin; i < end; i++)
             if (preference(&plan->kernels[i], gpu) == best) bundle->kernels[bundle->kernel_count++].plan = plan->kernels[i];
+        i = bundle->first[layer];
+        qsort(&bundle->kernels[i], (size_t)(bundle->kernel_count - i), sizeof *bundle->kernels, by_rows);
     }
     bundle->first[plan->layer_count] = bundle->kernel_count;
     return 0;
@@ -277,8 +304,12 @@ static int load_kernels(farm_bundle *bundle, const farm_members *members) {
     for (i = 0; i < bundle->kernel_count; i++) TRY(load_kernel(members, &bundle->plan, &bundle->kernels[i]));
     TRY(load_fetcher(bundle));
     for (layer = 0; layer < bundle->plan.layer_count; layer++) {
-        int parts = bundle->first[layer + 1] - bundle->first[layer];
-        most_parts = parts > most_parts ? parts : most_parts;
+        int parts = 0;
+        for (i = bundle->first[layer]; i < bundle->first[layer + 1]; i++) {
+            int is_same = parts && bundle->kernels[i].plan.most_rows == bundle->kernels[i - 1].plan.most_rows;
+            parts = is_same ? parts + 1 : 1;
+            most_parts = parts > most_parts ? parts : most_parts;
+        }
     }
     DRIVER(cuEventCreate(&bundle->begin, 2)); /* without timing */
     while (bundle->stream_count < most_parts - 1 && bundle->stream_count < BRANCHES - 1) {
@@ -530,8 +561,9 @@ static layer_run run_of(const farm_bundle *bundle, int layer, int64_t rows) {
     layer_run made = {0, 0, 0, 0};
     const farm_layer *about = &bundle->plan.layers[layer];
     double issued = 0, longest = 0, followed;
+    group kernels = group_for(bundle, layer, rows);
     int i;
-    for (i = bundle->first[layer]; i < bundle->first[layer + 1]; i++) {
+    for (i = kernels.begin; i < kernels.end; i++) {
         const farm_kernel *each = &bundle->kernels[i].plan;
         double bytes = (double)bundle->kernels[i].image_bytes;
         int64_t limit = farm_rows_limit(each->grid), images = rows < limit ? rows : limit;
@@ -604,10 +636,11 @@ static int plan_fetches(farm_bundle *bundle, int64_t images) {
     return 0;
 }
 
-/* Prefetches the code of a layer beside a step, after a wait if it is the first prefetch there. */
-static int fetch_layer(farm_bundle *bundle, int layer, int number, int *begun, CUstream stream) {
+/* Prefetches the code of a step's layer beside another step, after a wait if it is the first prefetch there. */
+static int fetch_layer(farm_bundle *bundle, const farm_step *of, int number, int *begun, CUstream stream) {
+    group kernels = group_for(bundle, of->layer, of->rows * bundle->planned_images);
     int i;
-    for (i = bundle->first[layer]; i < bundle->first[layer + 1]; i++) {
+    for (i = kernels.begin; i < kernels.end; i++) {
         kernel *each = &bundle->kernels[i];
         unsigned long long wait = *begun ? 0 : (unsigned long long)(1000 * bundle->steps[number].wait);
         void *pointers[3];
@@ -633,7 +666,7 @@ static int fetch_with(farm_bundle *bundle, int number, CUstream stream) {
     if (!bundle->fetch || steps[number].layer < 0) return 0;
     DRIVER(cuStreamIsCapturing(stream, (void *)&recorded));
     for (i = recorded ? bundle->steps[number].fetched : -1; i >= 0; i = bundle->steps[i].next)
-        TRY(fetch_layer(bundle, steps[i].layer, number, &begun, stream));
+        TRY(fetch_layer(bundle, &steps[i], number, &begun, stream));
     return 0;
 }
 
@@ -647,13 +680,15 @@ static int end_fetches(farm_bundle *bundle, CUstream stream) {
 
 /* Launches the parts of a layer concurrently, after the stream's earlier work and before its later work. */
 static int launch_layer(farm_bundle *bundle, int layer, int64_t rows, tensors given, CUstream stream) {
-    int begin = bundle->first[layer], parts = bundle->first[layer + 1] - begin, i, others;
+    group kernels = group_for(bundle, layer, rows);
+    int parts = kernels.end - kernels.begin, i, others;
     others = parts - 1 < bundle->stream_count ? parts - 1 : bundle->stream_count;
     if (others) DRIVER(cuEventRecord(bundle->begin, stream));
     for (i = 0; i < others; i++) DRIVER(cuStreamWaitEvent(bundle->streams[i], bundle->begin, 0));
     for (i = 0; i < parts; i++) {
         int branch = i % (others + 1);
-        TRY(launch_part(bundle, &bundle->kernels[begin + i], rows, given, branch ? bundle->streams[branch - 1] : stream));
+        const kernel *each = &bundle->kernels[kernels.begin + i];
+        TRY(launch_part(bundle, each, rows, given, branch ? bundle->streams[branch - 1] : stream));
     }
     for (i = 0; i < others; i++) {
         DRIVER(cuEventRecord(bundle->ends[i], bundle->streams[i]));

@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-static const char version[] = "farm-plan 2\n";
+static const char version[] = "farm-plan 3\n";
 static const int64_t most_blocks[3] = {INT_MAX, 65535, 65535};
 
 /* The words of one line. */
@@ -247,6 +247,7 @@ static int read_kernel(line *at) {
     TRY(small(at, plan->kernel_count > 1 ? kernel[-1].layer : 0, plan->layer_count - 1, &kernel->layer));
     TRY(read_arch(at, kernel));
     TRY(small(at, plan->kernel_count > 1 ? kernel[-1].file + 1 : 0, plan->file_count - 1, &kernel->file));
+    TRY(small(at, 1, MOST_IMAGES, &kernel->most_rows));
     TRY(identifier(at, &kernel->entry));
     TRY(read_grid(at, kernel->grid));
     for (i = 0; i < 3; i++) TRY(positive(at, MOST_THREADS, &kernel->block[i]));

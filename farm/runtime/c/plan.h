@@ -38,6 +38,7 @@ typedef struct {
     int layer, file; /* numbers of the layer and of the file with its code */
     int arch; /* 90 for sm_90 and compute_90 */
     int is_ptx, is_exact;
+    int most_rows; /* the largest number of images or rows that it is meant for */
     const char *entry;
     const char *arguments; /* letters: i input, o output, r residual, g gate, n images, s output step, t input step */
     farm_grid_size grid[3];
