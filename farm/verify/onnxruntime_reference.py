@@ -23,6 +23,8 @@ class ReferenceTensor:
     values: NDArray[Any]
     operator: str
     """The ONNX operator that computes it."""
+    roundings_of_one: float = 0.0
+    """How many roundings of a result near 1 an element may be off by, however small it is."""
 
 
 def reference_tensors(
@@ -35,21 +37,30 @@ def reference_tensors(
 
     `values` are those of further inputs, whose elements are all equal.
     """
-    data, found = with_intermediate_outputs(model, names)
+    observed = with_intermediate_outputs(model, names)
+    outputs = (*observed.operators, *observed.factors.values())
     try:
-        session, given = Session(data), {**inputs, **_filled(data, values or {})}
+        session, given = Session(observed.data), {**inputs, **_filled(observed.data, values or {})}
         if missing := [name for name in session.inputs if name not in given]:
             raise UsageError(f"the compiled network lacks the input {missing[0]}: give it with --input-value")
-        computed = session.run(list(found), given)
+        computed = dict(zip(outputs, session.run(outputs, given), strict=True))
     except OnnxRuntimeError as error:
         raise UsageError(
             f"onnxruntime cannot run {model} ({error}), and so there is nothing to compare: correct the model, or "
             "leave out --network, which checks each layer by itself"
         ) from None
+    largest = {name: _largest(computed[output]) for name, output in observed.factors.items()}
+    roundings = observed.roundings_of_one(largest)
     return {
-        name: ReferenceTensor(values, operator)
-        for (name, operator), values in zip(found.items(), computed, strict=True)
+        name: ReferenceTensor(computed[name], operator, roundings.get(name, 0.0))
+        for name, operator in observed.operators.items()
     }
+
+
+def _largest(values: NDArray[Any]) -> float:
+    """The largest finite magnitude."""
+    magnitudes = np.abs(values.astype(np.float64))
+    return float(np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes)))
 
 
 def _filled(model: bytes, values: Mapping[str, float]) -> dict[str, NDArray[Any]]:

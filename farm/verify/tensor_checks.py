@@ -21,10 +21,8 @@ Both sum in different orders, and errors grow from layer to layer. Tensors of ot
 QUANTIZED_TOLERANCE = 2e-2
 """Share that replaces a smaller one in networks that quantize activations to 8 bits: a value near the middle of two
 steps may be rounded to either, and what is computed from it differs too. A step is 0.4 % of the largest element."""
-SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
-"""Operators with results of at most 1, computed through numbers near 1: onnxruntime's rounding is absolute."""
 ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
-"""Four of them, which such a result may be off by however small it is."""
+"""Four, which a result of a saturating operator may be off by however small it is."""
 
 Array = NDArray[Any]
 
@@ -90,8 +88,7 @@ def check_tensor(
     difference[np.isnan(values) & np.isnan(expected)] = 0.0
     share = TOLERANCES.get(dtype, 0.0)
     allowed = max(share, QUANTIZED_TOLERANCE if quantized and share else 0.0) * largest
-    if reference.operator in SATURATING:
-        allowed = max(allowed, ROUNDINGS_OF_ONE.get(dtype, 0.0))
+    allowed = max(allowed, reference.roundings_of_one * ROUNDINGS_OF_ONE.get(dtype, 0.0))
     norm = float(np.sqrt(np.sum(expected[np.isfinite(expected)] ** 2)))
     error = float(np.sqrt(np.sum(difference**2)))
     worst = float(np.max(difference, initial=0.0))

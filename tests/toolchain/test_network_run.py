@@ -99,23 +99,37 @@ def test_a_network_that_is_right_passes(job: Job, tmp_path: Path, capsys: pytest
     ]
 
 
+AFTER_SIGMOID = {
+    "alone": [],
+    "reshaped": [node("Transpose", "s", "t", perm=[0, 2, 3, 1]), node("Concat", "t t", "y", axis=1)],
+    "multiplied": [node("Mul", "s hundred", "y")],
+    "swish": [node("Mul", "c s", "y")],
+}
+
+
 @pytest.mark.parametrize(("bias", "status"), [(-16.0, 0), (-7.0, 100)])
+@pytest.mark.parametrize("after", AFTER_SIGMOID)
 def test_a_saturated_sigmoid_may_be_off_by_roundings_of_one_and_no_more(
     farm_of_commands: Farm,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    after: str,
     bias: float,
     status: int,
 ) -> None:
-    nodes = [node("Conv", "x w b", "c"), node("Sigmoid", "c", "y")]
+    further = AFTER_SIGMOID[after]
+    nodes = [node("Conv", "x w b", "c"), node("Sigmoid", "c", "s" if further else "y"), *further]
     constants = [tensor("w", values(4, 4, 1, 1) / 100), tensor("b", np.full(4, bias, np.float32))]
+    constants.append(tensor("hundred", np.float32(100)))
     proto = model(nodes, constants, inputs=[info("x", ("N", 4, 3, 3))], output="y")
     [job] = farm_of_commands.compile([read_checkpoint(save(tmp_path, proto))], BuildOptions(("sm_80",)))
 
     def slightly_wrong(*arguments: Any) -> network.Ran:
         ran = run_on_cpu(*arguments)
-        return replace(ran, tensors={name: each * np.float32(1.5) for name, each in ran.tensors.items()})
+        return replace(
+            ran, tensors={name: each.view(np.float32) * np.float32(1.5) for name, each in ran.tensors.items()}
+        )
 
     run_on_cpu = network.run_on_cpu
     assert run(["verify", job.id, "--network", "--batch", "1"]) == 0

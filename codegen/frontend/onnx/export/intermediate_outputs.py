@@ -2,28 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.graph.library_errors import serialized
 
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto
 
-def with_intermediate_outputs(path: Path | str, names: Collection[str]) -> tuple[bytes, Mapping[str, str]]:
-    """The model with the named tensors as outputs, and for each that is in the graph its operator, in graph order.
+SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
+"""Operators with results of at most 1, computed through numbers near 1: their rounding is absolute."""
+SELECTING = frozenset(
+    {
+        *("AveragePool", "Clip", "Concat", "Expand", "Flatten", "Gather", "GlobalAveragePool", "GlobalMaxPool"),
+        *("Identity", "MaxPool", "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "Relu", "Reshape", "Resize"),
+        *("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample"),
+    }
+)
+"""Operators whose results are elements or means of their inputs, and so have at most the inputs' largest error."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedModel:
+    """A model with further outputs."""
+
+    data: bytes
+    operators: Mapping[str, str]
+    """The wanted tensors that nodes of the main graph compute, each with its operator, in graph order."""
+    factors: Mapping[str, str]
+    """Outputs that equal the tensors by which results of saturating operators are multiplied, by the tensors."""
+    nodes: Sequence[NodeProto]
+
+    def roundings_of_one(self, largest: Mapping[str, float]) -> dict[str, float]:
+        """Absolute errors that saturating operators lead to, in their own, for `largest` magnitudes of the factors."""
+        return _roundings_of_one(self.nodes, largest.__getitem__)
+
+
+def with_intermediate_outputs(path: Path | str, names: Collection[str]) -> ObservedModel:
+    """The model with the named tensors, and the factors of saturated ones, as outputs.
 
     Raises CheckpointError if the file cannot be read or the model exceeds protobuf's limit of 2 GB.
     """
     import onnx
+
+    model = _loaded(path)
+    graph = model.graph
+    nodes = list(graph.node)
+    given = {output.name for output in graph.output}
+    computed = {name: node.op_type for node in nodes for name in node.output if name in names}
+    factors: dict[str, str] = {}
+
+    def one_for_each(name: str) -> float:
+        factors[name] = f"{name}/factor"
+        return 1.0
+
+    _roundings_of_one(nodes, one_for_each)
+    graph.node.extend(onnx.helper.make_node("Identity", [name], [output]) for name, output in factors.items())
+    further = (*(name for name in computed if name not in given), *factors.values())
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in further)
+    return ObservedModel(serialized(model, f"{path} with its weights"), computed, factors, nodes)
+
+
+def _loaded(path: Path | str) -> ModelProto:
+    import onnx
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load_model(str(path), format="protobuf")  # for any file suffix
+        return onnx.load_model(str(path), format="protobuf")  # for any file suffix
     # External data raise the last two.
     except (OSError, DecodeError, ValueError, onnx.checker.ValidationError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): give an ONNX file") from error
-    graph = model.graph
-    given = {output.name for output in graph.output}
-    computed = {name: node.op_type for node in graph.node for name in node.output if name in names}
-    graph.output.extend(onnx.ValueInfoProto(name=name) for name in computed if name not in given)
-    return serialized(model, f"{path} with its weights"), computed
+
+
+def _roundings_of_one(nodes: Sequence[NodeProto], largest: Callable[[str], float]) -> dict[str, float]:
+    errors: dict[str, float] = {}
+    for node in nodes:
+        given = [errors.get(name, 0.0) for name in node.input]
+        if node.op_type in SATURATING:
+            error = 1.0
+        elif node.op_type in SELECTING:
+            error = max(given, default=0.0)
+        elif node.op_type in ("Add", "Sub"):
+            error = sum(given)
+        elif node.op_type == "Mul" and any(given):
+            pairs = zip(given, reversed(node.input), strict=True)
+            error = sum(each * largest(other) for each, other in pairs if each)
+        else:
+            error = 0.0
+        if error:
+            errors |= dict.fromkeys(node.output, error)
+    return errors
