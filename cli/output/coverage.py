@@ -76,7 +76,7 @@ def _shares(layers: Sequence[SkippedLayer], coverage: Coverage) -> str:
         known.append(f"{coverage.share_of_weights(sum(weights)):.1%} of the weights")
     if multiply_adds:
         known.append(f"{coverage.share_of_multiply_adds(sum(multiply_adds)):.1%} of the multiply-adds")
-    return ", ".join(known) or "of unknown size"
+    return ", ".join(known) or "weights computed, or within a sub-graph: not counted"
 
 
 def skipped_json(layer: SkippedLayer) -> dict[str, Any]:

@@ -33,6 +33,11 @@ def test_the_reason_that_costs_most_comes_first() -> None:
     assert [line.split()[1] for line in lines[:2]] == ["b", "a"]
 
 
+def test_a_layer_without_constant_weights_says_why_it_is_not_counted() -> None:
+    line, _ = shown(replace(skipped("a", None), weights=None))
+    assert line == f"skipped a (Conv): {UNKNOWN} [weights computed, or within a sub-graph: not counted]"
+
+
 def test_without_skipped_layers_there_are_no_lines() -> None:
     assert shown() == []
 
