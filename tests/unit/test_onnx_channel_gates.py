@@ -126,7 +126,6 @@ LEFT: dict[str, onnx.ModelProto] = {
     "images that are not known to be as many": gated_net(MUL, CONV, g=("M", 6, 1, 1)),
     "fewer dimensions": gated_net(MUL, CONV, g=(6, 1, 1)),
     "a column for each channel": gated_net(MUL, CONV, g=("N", 6, 8, 1)),
-    "a constant gate": gated_net(node("Mul", "x k", "p", "gate"), CONV, k=values(1, 6, 1, 1)),
     "maps of one place": gated_net(MUL, CONV, x=("N", 6, 1, 1)),
     "a sum": gated_net(node("Add", "x g", "p", "gate"), CONV),
     "a square": gated_net(node("Mul", "x x", "p", "gate"), CONV),

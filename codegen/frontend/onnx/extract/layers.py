@@ -15,6 +15,7 @@ from codegen.frontend.onnx.extract.product import Product
 from codegen.frontend.onnx.extract.skipped_nodes import skipped_layer
 from codegen.frontend.onnx.fuse.channel_gates import with_channel_gates
 from codegen.frontend.onnx.fuse.fusion import FusedLayer, fuse
+from codegen.frontend.onnx.fuse.input_affine import with_input_affine
 from codegen.frontend.onnx.fuse.input_bounds import with_input_bounds
 from codegen.frontend.onnx.fuse.max_pools import with_max_pool
 from codegen.frontend.onnx.graph.graph import Graph
@@ -60,7 +61,8 @@ def read_layers(nodes: Sequence[Node], graph: Graph, missing: MissingShapes) -> 
             fused.append(fuse(products[i], nodes[i], names[i], graph, taken))
     fused.sort(key=lambda each: each.position)
     # After every epilogue is fused: a normalisation between two layers belongs to the first.
-    prepared = [with_input_bounds(with_channel_gates(each.layer, graph, taken), graph, taken) for each in fused]
+    prepared = [with_input_affine(each.layer, graph, taken) for each in fused]
+    prepared = [with_input_bounds(with_channel_gates(each, graph, taken), graph, taken) for each in prepared]
     prepared = [with_max_pool(layer, graph, taken) for layer in prepared]
     for layer in prepared:
         _check_size(layer)
