@@ -10,6 +10,7 @@ from rich.text import Text
 from cli.options.output import AsJson
 from cli.output.console import print_json, stdout
 from farm.errors import UsageError
+from farm.jobs.model import batches_text
 
 if TYPE_CHECKING:
     from farm.reports.explanation import Explanation
@@ -50,7 +51,8 @@ def _grouped(explanations: list[Explanation]) -> list[tuple[str, tuple[str, ...]
     parts = len({each.part for each in explanations})
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for each in explanations:
-        name = each.arch if parts == 1 else f"{each.arch} part {each.part + 1}"
+        batches = f" batch {batches_text(each.batches)}" if each.batches else ""
+        name = f"{each.arch}{batches}" if parts == 1 else f"{each.arch}{batches} part {each.part + 1}"
         lines = each.lines
         if each.nearest is not None and each.differences:
             use = each.nearest
@@ -63,6 +65,7 @@ def _json(each: Explanation) -> dict[str, Any]:
     nearest = each.nearest
     return {
         "arch": each.arch,
+        "batches": list(each.batches),
         "part": each.part,
         "outcome": each.outcome.value,
         "because": list(each.lines),

@@ -44,6 +44,8 @@ class Explanation:
     """Explanation of one cubin's hit or miss."""
 
     arch: str
+    batches: tuple[int, ...]
+    """Batch sizes that it is for, if there are other cubins for others; else empty."""
     part: int
     """Number of the part, from 0."""
     outcome: Outcome
@@ -65,7 +67,11 @@ def explain(
         raise UnfinishedError(
             f"nothing is known of {what} yet: job {job.id} is {job.status}, and nothing looked for it"
         )
-    found.sort(key=lambda each: (job.options.archs.index(each.arch), each.part))
+
+    def order(each: BuildResult) -> tuple[int, tuple[int, ...], int]:
+        return job.options.archs.index(each.arch), of_layer[each.build].own_batches(each.arch), each.part
+
+    found.sort(key=order)
     searches = {number: _Search(ledger, job, build) for number, build in of_layer.items()}
     return [searches[each.build].explain(each) for each in found]
 
@@ -174,7 +180,9 @@ class _Search:
         nearest: KeyUse | None,
         differences: Mapping[str, tuple[str, str]],
     ) -> Explanation:
-        return Explanation(result.arch, result.part, result.outcome, lines, nearest, differences)
+        return Explanation(
+            result.arch, self._build.own_batches(result.arch), result.part, result.outcome, lines, nearest, differences
+        )
 
 
 def _shape(template: Mapping[str, str]) -> dict[str, str]:

@@ -149,7 +149,7 @@ def test_tuner_and_bench_launch_what_the_store_has_as_it_was_built(
     build, layer = detail.builds[0], NET.layers[0]
     before = [result.launch for result in detail.results_of(build) if result.arch == "sm_90"]
     request.getfixturevalue("newer_program")
-    case = Case(CaseKey("conv1", OPTIONS.batch, 0.9, "float32"), layer.spec, layer.weights)
+    case = Case(CaseKey("conv1", OPTIONS.batches[0], 0.9, "float32"), layer.spec, layer.weights)
     with KernelPool(settings, open_store(settings), farm.toolchain, "sm_90") as pool:
         built = pool.submit(case, tiling=build.tiling).result()
     assert [launch for _, launch in built.kernels] == before

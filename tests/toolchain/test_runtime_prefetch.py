@@ -13,6 +13,7 @@ from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
 from farm.bundle.manifest import read_layers
 from farm.bundle.reader import layers_of
+from farm.bundle.row_groups import group_for, row_groups
 from farm.cuda.code_address import with_address
 from farm.cuda.prefetch import BLOCKS, GpuLimits, estimate_layer, plan_prefetches
 from tests.toolchain.played_bundle import played_bundle
@@ -55,16 +56,16 @@ def cubin() -> bytes:
     return assemble(ptx, "sm_80", find_toolchain()).data.ljust(CODE_BYTES, b"\0")
 
 
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory, cubin: bytes) -> Path:
-    """Six convolutions one after another, a Softmax in between."""
+@pytest.fixture(scope="module", params=[(64,), (8, 64)])
+def deep(tmp_path_factory: pytest.TempPathFactory, cubin: bytes, request: pytest.FixtureRequest) -> Path:
+    """Six convolutions one after another, a Softmax in between, for one batch size or two."""
     folder = tmp_path_factory.mktemp("deep")
     nodes = [node("Conv", f"t{i} w{i}", f"t{i + 1}", f"conv{i}", pads=[1] * 4) for i in range(6)]
     nodes[2].input[0] = "s"
     nodes.insert(2, node("Softmax", "t2", "s", axis=1))
     weights = [tensor(f"w{i}", values(16, 16, 3, 3)) for i in range(6)]
     proto = model(nodes, weights, inputs=[info("t0", ("N", 16, 28, 28))], output="t6")
-    return played_bundle(folder / "deep", save(folder, proto), code=cubin)
+    return played_bundle(folder / "deep", save(folder, proto), code=cubin, batches=request.param)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -73,7 +74,7 @@ def test_a_graph_fetches_code_by_its_address_as_planned(
 ) -> None:
     assert played.run(language, deep, IMAGES_AT_ONCE, arch=86, recorded=True) == ""
     layers = layers_of(read_layers(json.loads((deep / "manifest.json").read_text())["layers"])).values()
-    cubins = [layer.cubins_for("sm_86")[0] for layer in layers]
+    cubins = [group_for(row_groups(layer.cubins_for("sm_86")), IMAGES_AT_ONCE)[0] for layer in layers]
     gpu, moved_bytes = GpuLimits(132, 60_000_000), 2 * 4 * 16 * 28 * 28
     runs = [estimate_layer([(each.launch, each.bytes)], moved_bytes, IMAGES_AT_ONCE, gpu) for each in cubins]
     plan = plan_prefetches(runs, gpu.l2_bytes)

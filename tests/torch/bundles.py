@@ -12,7 +12,7 @@ from codegen.kernels import launch_of
 from codegen.model_zoo import lenet5, write_network
 from farm.bundle.reader import Bundle
 from farm.bundle.writer import write_bundle
-from farm.jobs.model import BuildOptions
+from farm.jobs.model import BuildOptions, batches_of
 from farm.jobs.submission import new_job
 from tests.bundle_samples import JOB, TOOLS, build, cubin, result, stored_cubins
 
@@ -35,11 +35,15 @@ def as_compiled(bundle: Bundle, checkpoint: Checkpoint) -> list[Layer]:
 
 
 def whole_bundle(
-    path: Path, checkpoint: Checkpoint, batch: int = 8, arch: str = "sm_90", code_limit_bytes: int = 16_000_000
+    path: Path,
+    checkpoint: Checkpoint,
+    batch: int | tuple[int, ...] = 8,
+    arch: str = "sm_90",
+    code_limit_bytes: int = 16_000_000,
 ) -> Path:
     """A bundle with all layers of a checkpoint whose code is not too large; its cubins are not code."""
     store = stored_cubins()
-    options = BuildOptions((arch,), batches=(batch,), code_limit_bytes=code_limit_bytes)
+    options = BuildOptions((arch,), batches_of(batch), code_limit_bytes=code_limit_bytes)
     new = new_job(checkpoint, options, namespace="", name=checkpoint.name, store=store)
     job = replace(JOB, options=options, network=new.network, model_digest=new.model_digest, skipped=new.skipped)
     builds = [replace(each, id=i) for i, each in enumerate(new.builds)]

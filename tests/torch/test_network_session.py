@@ -20,7 +20,7 @@ from farm.bench.layers.results import Measurement, read_results
 from farm.bench.networks import benchmark
 from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
 from farm.bench.networks.cases import NetworkCase, NetworkModel, bundles_for, sent_cases
-from farm.bench.networks.session import OVER, LoadedNetwork, NetworkRules, NetworkSession
+from farm.bench.networks.session import OVER, LoadedNetwork, NetworkRules, NetworkSession, layer_kernels
 from farm.bench.networks.torch_timing import Timing
 from farm.bundle.reader import Bundle
 from farm.errors import UsageError
@@ -237,6 +237,15 @@ def test_a_bundle_goes_with_the_model_whose_weights_it_has(tmp_path: Path, check
         bundles_for([model], (8, 1), [path])
     with pytest.raises(UsageError, match="both of lenet5 at batch 8"):
         bundles_for([model], (8,), [path, path])
+
+
+def test_a_bundle_for_several_batch_sizes_has_a_case_for_each(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    model = NetworkModel("lenet5", tmp_path / "lenet5.onnx", checkpoint)
+    path = whole_bundle(tmp_path / "net.farm", checkpoint, (1, 8, 64))
+    assert bundles_for([model], (8, 64), [path]) == {model.key(8): path, model.key(64): path}
+    kernels = {images: layer_kernels(Bundle(path), "sm_90", images) for images in (1, 2, 8, 64)}
+    assert kernels[1] == kernels[2]
+    assert kernels[1][2].kernels != kernels[8][2].kernels  # fc1 has a weight table for one image
 
 
 def test_a_model_for_one_batch_size_only_says_so(tmp_path: Path, checkpoint: Checkpoint) -> None:

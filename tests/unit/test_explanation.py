@@ -206,6 +206,13 @@ def test_a_layer_that_architectures_have_different_tilings_of_is_explained_for_e
         assert [each.arch for each in farm.explain(tuned.id, f"conv1/{arch}")] == [arch]
 
 
+def test_each_batch_size_with_cubins_of_its_own_is_explained(farm: Explained) -> None:
+    made = new_job(FIRST, BuildOptions(("sm_90",), (1, 64)), namespace="test", name="several", store=farm.store)
+    farm.ledger.record_submission(NewSubmission("s-several", "ada", (made,)))
+    farm.run([made.id])
+    assert [each.batches for each in farm.explain(made.id, "conv1/sm_90")] == [(1,), (64,)]
+
+
 def test_a_build_that_nothing_looked_for_has_no_explanation(farm: Explained) -> None:
     [job_id] = farm.submit("waits")
     with pytest.raises(UnfinishedError, match=r"nothing is known of conv1 yet: job .* is PENDING"):
