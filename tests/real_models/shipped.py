@@ -72,6 +72,13 @@ def _file() -> dict[str, Array]:
     return {"bytes": np.frombuffer(source[:1024] + source[-1024:], np.uint8).astype(np.int32)[None]}
 
 
+def _sentence() -> dict[str, Array]:
+    """Cambodia is a country in Southeast Asia, in Khmer, as the model numbers letters."""
+    letters = "9 2 5 18 25 8 6 7 2 22 14 24 3 24 3 9 2 5 18 25 8 4 42 30 3 8 50 20 30 3 26 2 4 25 19 61"
+    ids = np.array([[int(each) for each in letters.split()]])
+    return {"x": ids, "mask": np.ones(ids.shape, np.bool_)}
+
+
 def _wave(samples: int, rate: int, *pitches: float) -> Array:
     """Tones with overtones that fade away."""
     seconds = np.arange(samples) / rate
@@ -132,6 +139,13 @@ MODELS = {
         "3e9b49134e8116ee40b431664dcbed9e199413efddcce1a173c734b4e0521529",
         "magika/models/standard_v3_3/model.onnx",
         _file,
+        _largest,
+    ),
+    "word segmentation": Shipped(
+        "khmersm==1.4.2",
+        "62d198b369179b5ae3c6601b11f7633cc062f2dd120bf95eb911d80911684e16",
+        "khmersm/model.onnx",
+        _sentence,
         _largest,
     ),
     "pitch": Shipped(

