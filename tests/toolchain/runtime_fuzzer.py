@@ -75,7 +75,7 @@ def make_targets(folder: Path) -> Mapping[str, Target]:
     cubin = assemble(PTX, "sm_80", find_toolchain()).data
     coded = played_bundle(folder / "coded", conv, code=cubin)
     return {
-        "plan": Target(_small(played_bundle(gates / "bundle", gates_model)), PLAN),
+        "plan": Target(_small(played_bundle(gates / "bundle", gates_model, batches=(1, 64))), PLAN),
         "plan-with-constants": Target(_small(played_bundle(constants / "bundle", constants_model)), PLAN),
         "archive": Target(played_bundle(folder / "archive.farm", conv), ""),
         "cubin": Target(coded, str(next(coded.glob("*/sm_90.cubin")).relative_to(coded))),

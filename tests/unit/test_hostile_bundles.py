@@ -43,7 +43,8 @@ TEXTS = (
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two folders, with gates and a residual, and with constants."""
     return [
-        played_bundle(folder / "bundle", path) for folder, path in sample_models(tmp_path_factory.mktemp("bundles"))
+        played_bundle(folder / "bundle", path, batches=(1, 64))
+        for folder, path in sample_models(tmp_path_factory.mktemp("bundles"))
     ]
 
 
