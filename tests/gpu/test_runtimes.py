@@ -275,6 +275,26 @@ def run_in_c(program: Path, folder: Path, bundle: Path, x: NDArray[Any], *layer:
     return np.fromfile(folder / "y", np.float32)
 
 
+def test_a_bundle_for_several_batch_sizes_gives_what_bundles_for_one_do(
+    gpu: Gpu, farm_of_here: Farm, jobs: dict[str, str], folder: Path, program: Path, tmp_path: Path
+) -> None:
+    several = BuildOptions((gpu.arch,), (1, 8, 64))
+    for name, batches in (("1", (1,)), ("8", (8,)), ("64", (64,)), ("all", several.batches)):
+        options = BuildOptions((gpu.arch,), batches, leave_dense="never")
+        [job] = farm_of_here.compile([read_checkpoint(folder / "branched.onnx")], options)
+        assert job.status is Status.SUCCEEDED, job.reason
+        farm_of_here.fetch(job.id, tmp_path / name)
+    with load(tmp_path / "all") as net:
+        for images in (1, 3, 8, 20, 64, 200):
+            x = values(images, *SHAPES["branched"], seed=images)
+            with load(tmp_path / str(several.batch_for(images))) as alone:
+                wanted = alone(x)
+            np.testing.assert_array_equal(net(x), wanted)
+            np.testing.assert_array_equal(
+                run_in_c(program, tmp_path, tmp_path / "all", x).reshape(wanted.shape), wanted
+            )
+
+
 @pytest.mark.parametrize("bundle", ["lenet5", "lenet5.farm", "branched"])
 def test_a_network_runs_in_c(jobs: dict[str, str], folder: Path, program: Path, tmp_path: Path, bundle: str) -> None:
     name = bundle.removesuffix(".farm")
