@@ -189,10 +189,18 @@ def test_a_model_without_compiled_layers_is_an_error_with_reasons(tmp_path: Path
         read_checkpoint(save(tmp_path, proto))
 
 
-def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
+def test_nodes_that_are_skipped_for_one_reason_are_named_once(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMulInteger", ["g", "c"], [f"y{i}"], f"fc{i}") for i in range(9)]
     proto = model(nodes, [tensor("c", values(2, 2))], inputs=[info("g", [2, 2])], output="y0")
-    with pytest.raises(CheckpointError, match=r"fc4 .*; and 4 more$"):
+    with pytest.raises(CheckpointError, match=r"fc0 and 8 more \(MatMulInteger\): it computes on 8-bit integers[^(]*$"):
+        read_checkpoint(save(tmp_path, proto))
+
+
+def test_many_reasons_are_cut_short(tmp_path: Path) -> None:
+    operators = ("MatMulInteger", "ConvInteger", "Einsum", "GRU", "LSTM", "RNN", "DeformConv")
+    nodes = [helper.make_node(each, ["g", "c", "c"], [f"y{i}"], f"n{i}") for i, each in enumerate(operators)]
+    proto = model(nodes, [tensor("c", values(2, 2))], inputs=[info("g", [2, 2])], output="y0")
+    with pytest.raises(CheckpointError, match=r"n4 .*; and 2 more reasons$"):
         read_checkpoint(save(tmp_path, proto))
 
 

@@ -273,8 +273,15 @@ def _check_not_empty(layers: list[Layer], skipped: list[SkippedLayer]) -> None:
         raise CheckpointError(
             "nothing to compile: it has no node with weights. Give a model with convolutions or fully connected layers"
         )
-    reasons = "; ".join(f"{layer.name} ({layer.operator}): {layer.reason}" for layer in skipped[:SHOWN_REASONS])
-    more = f"; and {len(skipped) - SHOWN_REASONS} more" if len(skipped) > SHOWN_REASONS else ""
+    names: dict[tuple[str, str], list[str]] = {}
+    for layer in skipped:
+        names.setdefault((layer.operator, layer.reason), []).append(layer.name)
+    causes = [
+        f"{first}{f' and {len(others)} more' if others else ''} ({operator}): {reason}"
+        for (operator, reason), (first, *others) in names.items()
+    ]
+    reasons = "; ".join(causes[:SHOWN_REASONS])
+    more = f"; and {len(causes) - SHOWN_REASONS} more reasons" if len(causes) > SHOWN_REASONS else ""
     raise CheckpointError(f"nothing to compile: every node with weights is skipped: {reasons}{more}")
 
 
