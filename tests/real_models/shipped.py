@@ -116,10 +116,11 @@ def _above(threshold: float, outputs: Sequence[Array]) -> Array:
 
 
 def _boxes(outputs: Sequence[Array]) -> Array:
-    """The cells of a YOLOX grid that hold an object, and the 20 likeliest, in the order of their numbers."""
-    scores = outputs[0][..., 4] * outputs[0][..., 5:].max(-1)
-    likeliest = np.sort(np.argsort(scores, axis=-1)[..., -20:])
-    return np.concatenate([(scores > 0.1).ravel(), likeliest.ravel()])
+    """The cells of a YOLOX grid that hold an object, and the likeliest cell with its class."""
+    objects, classes = outputs[0][..., 4], outputs[0][..., 5:]
+    scores = objects * classes.max(-1)
+    likeliest = scores.argmax(-1)
+    return np.concatenate([(scores > 0.1).ravel(), likeliest, classes[np.arange(len(classes)), likeliest].argmax(-1)])
 
 
 def _is_voice(outputs: Sequence[Array]) -> Array:
