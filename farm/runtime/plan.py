@@ -179,4 +179,6 @@ def layer_shape(spec: LayerSpec, shape: tuple[int, ...]) -> tuple[int, ...] | No
         return None
     if len(shape) == 3:
         return (shape[0], spec.output_shape[0], spec.output_shape[2])
+    if len(shape) == 5:
+        return (shape[0], spec.output_shape[0], 1, *spec.output_shape[1:])
     return (shape[0], *spec.output_shape)

@@ -229,8 +229,9 @@ def output_shape(spec: LayerSpec, shape: Sequence[int]) -> list[int]:
     """Shape of a layer's output for an input shape."""
     if isinstance(spec, Linear):
         return [*shape[:-1], spec.outputs]
-    rank = len(shape)
-    return [shape[0], *spec.output_shape] if rank == 4 else [shape[0], spec.output_shape[0], spec.output_shape[2]]
+    channels, height, width = spec.output_shape
+    by_rank = {3: [width], 4: [height, width], 5: [1, height, width]}
+    return [shape[0], channels, *by_rank[len(shape)]]
 
 
 _LIBRARY = torch.library.Library("farm", "DEF")

@@ -12,6 +12,8 @@ import pytest
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import Conv2d, ConvTranspose2d
+from codegen.verification.reference import layer_output
+from farm.runtime.plan import layer_shape
 from tests.unit.onnx_models import (
     Shape,
     assert_layer_computes_its_output,
@@ -21,6 +23,7 @@ from tests.unit.onnx_models import (
     node,
     save,
     tensor,
+    tensors_of,
     values,
 )
 
@@ -156,6 +159,36 @@ def test_attributes_that_cannot_be_run_are_an_error(
 ) -> None:
     with pytest.raises(CheckpointError, match=rf"layer 'n': .*{fact}"):
         read_checkpoint(save(tmp_path, one(operator, weights, (1, 3, 8, 8), **attributes)))
+
+
+@pytest.mark.parametrize(
+    ("operator", "weights", "attributes"),
+    [
+        ("Conv", (4, 3, 1, 3, 2), {"strides": [2, 2, 1], "pads": [0, 1, 0, 0, 1, 1], "dilations": [1, 1, 2]}),
+        ("Conv", (6, 1, 1, 3, 3), {"group": 3, "auto_pad": "SAME_UPPER"}),
+        ("Conv", (4, 3, 1, 3, 3), {"kernel_shape": [1, 3, 3]}),
+        ("ConvTranspose", (3, 4, 1, 2, 2), {"strides": [1, 2, 2], "output_padding": [0, 1, 0]}),
+    ],
+)
+def test_a_convolution_of_depth_one_is_computed_as_one_of_two_dimensions(
+    operator: str, weights: tuple[int, ...], attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    proto = one(operator, weights, (2, 3, 1, 9, 8), **attributes)
+    layer = layer_of(tmp_path, proto)
+    x = values(2, 3, 1, 9, 8, seed=3)
+    [expected] = tensors_of(proto, ["y"], x=x)
+    found = layer_output(layer.spec, layer.weights, x.reshape(2, *layer.spec.input_shape))
+    assert layer_shape(layer.spec, x.shape) == expected.shape
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "attributes"),
+    [((1, 3, 2, 9, 8), {}), ((1, 3, 1, 9, 8), {"pads": [1, 0, 0, 0, 0, 0]}), ((1, 3, None, 9, 8), {})],
+)
+def test_a_convolution_of_more_than_one_depth_is_the_reason(x: Any, attributes: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="3-D convolution"):
+        read_checkpoint(save(tmp_path, one("Conv", (4, 3, 1, 3, 3), x, **attributes)))
 
 
 def test_a_transposed_convolution_of_three_dimensions_is_the_reason(tmp_path: Path) -> None:

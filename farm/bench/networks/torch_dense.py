@@ -69,10 +69,10 @@ class DenseLayer(nn.Module):
         if isinstance(spec, Linear):
             values = functional.linear(x, self.kernel, self.bias)
         else:
-            images = x if x.ndim == 4 else x.unsqueeze(2)
+            images = x.unsqueeze(2) if x.ndim == 3 else x.squeeze(2) if x.ndim == 5 else x
             apply = convolution if isinstance(spec, Conv2d) else transposed_convolution
             values = apply(images, self.kernel, self.bias, **_attributes(spec))
-            values = values if x.ndim == 4 else values.squeeze(2)
+            values = values.squeeze(2) if x.ndim == 3 else values.unsqueeze(2) if x.ndim == 5 else values
         for step in spec.epilogue:
             if not isinstance(step, AddResidual):
                 values = applied(step, values)

@@ -97,14 +97,17 @@ def conv_attributes(node: Node, kernel: tuple[int, ...]) -> ConvAttributes:
 def convolution(node: Node, graph: Graph) -> Product:
     """The product of a Conv with weights [K, C / group, R, S] or a ConvTranspose with weights [C, K / group, R, S].
 
-    1-D convolutions have no R. Raises UnsupportedError if the node is not compiled, UnknownSizeError if height or width
-    is unknown, and CheckpointError for an invalid node.
+    1-D convolutions have no R, and 3-D ones of depth 1 are computed as 2-D ones. Raises UnsupportedError if the node is
+    not compiled, UnknownSizeError if height or width is unknown, and CheckpointError for an invalid node.
     """
     transposed = node.operator == "ConvTranspose"
     operands = read_operands(node, graph)
-    shape = operands.kernel.shape
-    if len(shape) == 5:
-        raise UnsupportedError("3-D convolution", "it is a 3-D convolution; only 1-D and 2-D ones are compiled")
+    shape, size = operands.kernel.shape, graph.size(node.inputs[0])
+    rank = len(shape)
+    if rank == 5:
+        if size is None:
+            raise UnknownSizeError
+        node, shape, size = _without_depth(node, shape, size)
     if len(shape) not in (3, 4) or min(shape) < 1:
         form = "[C, K, R, S]" if transposed else "[K, C, R, S]"
         raise CheckpointError(f"its weights have the shape {list(shape)}, not {form}: export the model again")
@@ -116,7 +119,6 @@ def convolution(node: Node, graph: Graph) -> Product:
     outputs, channels = shape[0], shape[1] * attributes.group
     if transposed:
         outputs, channels = channels, outputs
-    size = graph.size(node.inputs[0])
     y, x = _axes(attributes, shape, channels, size, transposed)
     kernel = operands.kernel.reshape(*shape[:2], y.kernel, x.kernel)
     sizes = (
@@ -142,7 +144,24 @@ def convolution(node: Node, graph: Graph) -> Product:
         raise CheckpointError(
             f"its biases of the shape {list(bias.shape)} do not fit {outputs} output channels: export the model again"
         )
-    return Product(spec, kernel, bias, node.inputs[0], node.outputs[0], output_rank=len(shape), channel_axis=1)
+    return Product(spec, kernel, bias, node.inputs[0], node.outputs[0], output_rank=rank, channel_axis=1)
+
+
+def _without_depth(node: Node, shape: tuple[int, ...], size: Size) -> tuple[Node, tuple[int, ...], Size]:
+    """A 3-D convolution of depth 1 as a 2-D one: node, weights' shape and input's size. Raises UnsupportedError."""
+    pads = node.integers.get("pads", ())
+    padded = len(pads) == 6 and (pads[0] or pads[3])
+    deep = any(
+        node.integers.get(name, (least,))[0] > least for name, least in (("output_shape", 1), ("output_padding", 0))
+    )
+    if len(size) != 5 or size[2] != 1 or shape[2] != 1 or padded or deep:
+        raise UnsupportedError(
+            "3-D convolution", "it is a 3-D convolution; only 1-D and 2-D ones, and 3-D ones of depth 1, are compiled"
+        )
+    flat = {name: each[1:] if len(each) == 3 else each for name, each in node.integers.items()}
+    if len(pads) == 6:
+        flat["pads"] = (*pads[1:3], *pads[4:])
+    return replace(node, integers=flat), (*shape[:2], *shape[3:]), (*size[:2], *size[3:])
 
 
 def output_channels_first(kernel: FloatArray, groups: int) -> FloatArray:
