@@ -33,7 +33,7 @@ COLUMNS = (
     Column("SPARSITY", "right"),
     Column("MULTIPLY-ADDS", "right", leaves=2),
     Column("SHARE", "right"),
-    Column("PARTS", "right", leaves=1),
+    Column("KERNELS", "right", leaves=1),
     Column("ARCH"),
     Column("SIZE", "right"),
 )

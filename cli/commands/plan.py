@@ -13,14 +13,12 @@ from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson, PriceText
 from cli.output.console import print_json, print_warning, stdout
 from cli.output.coverage import coverage_json, coverage_line, skipped_json, skipped_lines
-from cli.output.format import cost_json, cost_text, counted, duration, size
+from cli.output.format import archs_text, cost_json, cost_text, counted, duration, size
 from cli.output.layers import served_text, shape_of, trust_line
-from cli.output.table import EXTRA, Column, fitted_table, without_column
+from cli.output.table import EXTRA, Column, fitted_table, without_columns
 
 if TYPE_CHECKING:
     from farm.config.price import Price
-    from farm.jobs.model import Build, BuildOptions
-    from farm.reports.coverage import Coverage
     from farm.reports.forecast import Forecast, LayerForecast, ModelForecast
 
 COLUMNS = (
@@ -30,6 +28,7 @@ COLUMNS = (
     Column("WEIGHTS", "right"),
     Column("MULT-ADDS", "right"),
     Column("ARCHS", least=7, cut_end=True),
+    Column("BATCH", "right"),
     Column("CUBINS", "right"),
     Column("CODE", "right"),
     Column("PTXAS", "right"),
@@ -102,26 +101,23 @@ def _table(model: ModelForecast, width: int) -> Group:
     rows: list[list[str]] = []
     position = -1
     for layer in model.layers:
-        cells = _cells(layer, model.coverage)
+        cells = _cells(layer, model)
         if layer.build.position == position:
             cells[:OF_LAYER] = [""] * OF_LAYER
         position = layer.build.position
         rows.append(cells)
-    if all(_is_only(layer.build, model.job.options) for layer in model.layers):
-        return fitted_table(*without_column("ARCHS", COLUMNS, rows), width)
-    return fitted_table(COLUMNS, rows, width)
+    same = set()
+    if all(layer.archs == model.job.options.archs for layer in model.layers):
+        same.add("ARCHS")
+    if not any(layer.build.own_batches(arch) for layer in model.layers for arch in layer.archs):
+        same.add("BATCH")
+    return fitted_table(*without_columns(same, COLUMNS, rows), width)
 
 
-def _is_only(build: Build, options: BuildOptions) -> bool:
-    """Whether a build serves all architectures and batch sizes of the job."""
-    archs = build.archs(options)
-    return archs == options.archs and not any(build.own_batches(arch) for arch in archs)
-
-
-def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
+def _cells(layer: LayerForecast, model: ModelForecast) -> list[str]:
     from farm.reports.coverage import multiply_adds_of
 
-    build = layer.build
+    build, coverage = layer.build, model.coverage
     missing = layer.cubins - layer.cubins_there
     return [
         build.layer,
@@ -129,7 +125,8 @@ def _cells(layer: LayerForecast, coverage: Coverage) -> list[str]:
         f"{1 - build.nonzeros / build.spec.weights_count:.1%}",
         f"{coverage.share_of_weights(build.spec.weights_count):.1%}",
         f"{coverage.share_of_multiply_adds(multiply_adds_of(build)):.1%}",
-        served_text(build, layer.archs),
+        archs_text(layer.archs),
+        served_text(build, model.job.options),
         f"{missing} new" if missing else "there",
         size(layer.code_bytes),
         _ptxas_text(layer) if missing else "-",

@@ -21,7 +21,7 @@ from cli.options.parse import input_values_of
 from cli.output.console import print_json, stderr, stdout
 from cli.output.format import counted
 from cli.output.network_verdict import print_network
-from cli.output.table import Column, fitted_table, without_column
+from cli.output.table import Column, fitted_table, without_columns
 from farm.errors import UsageError
 
 COLUMNS = (
@@ -137,7 +137,7 @@ def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
     ]
     if any(row["parts"] > 1 for row in rows):
         return fitted_table(COLUMNS, cells, width)
-    return fitted_table(*without_column("PARTS", COLUMNS, cells), width)
+    return fitted_table(*without_columns({"PARTS"}, COLUMNS, cells), width)
 
 
 def ptx_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cli.output.coverage import skipped_lines
 from cli.output.format import archs_text, counted, duration, ptxas_time, size
-from cli.output.table import EXTRA, Column, fitted_table, without_column
+from cli.output.table import EXTRA, Column, fitted_table, without_columns
 from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part
 from codegen.toolchain.ptxas import level_of, ptxas_options
@@ -138,6 +138,7 @@ LAYER_COLUMNS = (
 CODE_COLUMNS = (
     Column("LAYER", least=12),
     Column("ARCHS", least=7, cut_end=True),
+    Column("BATCH", "right"),
     Column("FMAS KEPT", "right"),
     Column("DELETED", "right"),
     Column("TEMPLATE"),
@@ -172,7 +173,7 @@ def layer_table(detail: JobDetail, width: int, *, totals: bool = False) -> Group
     if totals:
         rows += _total_rows(detail)
     if not several:
-        return fitted_table(*without_column("PARTS", LAYER_COLUMNS, rows), width)
+        return fitted_table(*without_columns({"PARTS"}, LAYER_COLUMNS, rows), width)
     return fitted_table(LAYER_COLUMNS, rows, width)
 
 
@@ -204,7 +205,8 @@ def code_table(detail: JobDetail, width: int) -> Group:
         rows.append(
             [
                 build.layer,
-                served_text(build, build.archs(detail.job.options)),
+                archs_text(build.archs(detail.job.options)),
+                served_text(build, detail.job.options),
                 f"{made[0].fmas_kept:,}",
                 f"{made[0].fmas_deleted:,}",
                 f"made in {duration(template_seconds)}" if template_seconds else "hit",
@@ -216,20 +218,18 @@ def code_table(detail: JobDetail, width: int) -> Group:
                 _tiling_of(build),
             ]
         )
-    if not _several_tilings(detail):
-        return fitted_table(*without_column("ARCHS", CODE_COLUMNS, rows), width)
-    return fitted_table(CODE_COLUMNS, rows, width)
+    same = set()
+    if len({build.position for build in detail.builds}) == len(detail.builds):
+        same.add("ARCHS")
+    if len(detail.job.options.batches) == 1:
+        same.add("BATCH")
+    return fitted_table(*without_columns(same, CODE_COLUMNS, rows), width)
 
 
-def served_text(build: Build, archs: Sequence[str]) -> str:
-    """The architectures and batch sizes that a build is for, as in 80 90 batch 1,8."""
-    own = sorted({batch for arch in archs for batch in build.own_batches(arch)})
-    return f"{archs_text(archs)} batch {batches_text(own)}" if own else archs_text(archs)
-
-
-def _several_tilings(detail: JobDetail) -> bool:
-    """Whether some layer has different tilings for different architectures or batch sizes."""
-    return len({build.position for build in detail.builds}) < len(detail.builds)
+def served_text(build: Build, options: BuildOptions) -> str:
+    """The batch sizes that a build is for, on any of its architectures, as in 1,8."""
+    served = {batch for arch in build.archs(options) for batch in build.own_batches(arch) or options.batches}
+    return batches_text(sorted(served))
 
 
 def _tiling_of(build: Build) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -10,7 +9,7 @@ from rich.text import Text
 from cli.exit_codes import JOB_FAILED, OK
 from cli.output.console import print_json, stdout
 from cli.output.format import counted
-from cli.output.table import EXTRA, Column, fitted_table, without_column
+from cli.output.table import EXTRA, Column, fitted_table
 
 if TYPE_CHECKING:
     from farm.verify.network import NetworkVerification
@@ -36,11 +35,8 @@ def print_network(found: NetworkVerification, *, as_json: bool) -> int:
         print_json(_document(found))
         return code
     console = stdout()
-    columns: Sequence[Column] = COLUMNS
-    rows = _rows(found)
-    for name in () if found.sampled else ("BLOCKS", "% OF FLOAT64 BOUND"):
-        columns, rows = without_column(name, columns, rows)
-    console.print(fitted_table(columns, rows, console.width), soft_wrap=True)
+    unknown = () if found.sampled else ("BLOCKS", "% OF FLOAT64 BOUND")
+    console.print(fitted_table(*without_columns(unknown, COLUMNS, _rows(found)), console.width), soft_wrap=True)
     where = "in the emulator" if found.where == "emulator" else f"on {found.where}"
     if found.sampled:
         where += ", sampled blocks of each layer, the rest in onnxruntime"

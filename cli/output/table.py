@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,11 +37,11 @@ class Column:
 EXTRA = 5
 
 
-def without_column(
-    name: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
+def without_columns(
+    names: Collection[str], columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
 ) -> tuple[list[Column], list[list[Cell]]]:
-    """The columns and rows without one column, for `fitted_table`."""
-    kept = [i for i, column in enumerate(columns) if column.name != name]
+    """The columns and rows without some columns, for `fitted_table`."""
+    kept = [i for i, column in enumerate(columns) if column.name not in names]
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 

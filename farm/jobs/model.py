@@ -105,10 +105,10 @@ class BuildOptions:
     """Architectures given as sm_80+: the GPUs of others that run their cubins shall run them too."""
 
     def __post_init__(self) -> None:
-        """Sorts the batch sizes. Raises UsageError without one, or for one that is not positive."""
+        """Sorts the batch sizes. Raises UsageError without one, and for one that no launch takes."""
         batches = tuple(sorted({*self.batches}))
-        if not batches or batches[0] < 1:
-            raise UsageError(f"no batch sizes: {', '.join(map(str, self.batches)) or 'none given'}. Give 1 or more")
+        if not batches or batches[0] < 1 or batches[-1] > MOST_IMAGES:
+            raise UsageError(f"batch sizes '{batches_text(batches)}': expected one or more from 1 to {MOST_IMAGES:,}")
         object.__setattr__(self, "batches", batches)
 
     @staticmethod
