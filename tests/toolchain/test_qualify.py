@@ -18,6 +18,8 @@ from codegen.ir.layer_spec import (
     Gelu,
     HardSwish,
     LeakyRelu,
+    Quantize,
+    Scale,
     Step,
     Swish,
     Tanh,
@@ -197,7 +199,13 @@ def test_build_processes_end_with_the_run() -> None:
 
 @pytest.mark.parametrize(
     "epilogue",
-    [(Swish(),), (LeakyRelu(0.1), Gelu("tanh"), AddResidual()), (AddResidual(), Tanh()), (HardSwish(1 / 6, 0.5),)],
+    [
+        (Swish(),),
+        (LeakyRelu(0.1), Gelu("tanh"), AddResidual()),
+        (AddResidual(), Tanh()),
+        (HardSwish(1 / 6, 0.5), Scale(-1.5, 0.25)),
+        (Quantize(0.0625, -100, 155), AddResidual(), Quantize(0.125, 0, 255)),
+    ],
 )
 @pytest.mark.parametrize("data_type", ["float32", "bfloat16"])
 def test_the_activation_of_a_channel_without_weights_is_left_to_the_gpu_by_both(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import Quantize
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
+from farm.verify.onnxruntime_reference import ReferenceTensor
+from farm.verify.tensor_checks import check_tensor, is_quantized
 from tests.unit.onnx_models import info, model, node, pruned, save, tensor, values
 
 
@@ -105,3 +108,26 @@ def test_operators_on_integers_are_refused_with_the_format_to_use(
     path = quantized(tmp_path, QuantType.QUInt8, QuantFormat.QOperator, per_channel=True)
     assert run(["plan", str(path), "--arch", "sm_90"]) != 0
     assert "quantize the model in QDQ format" in capsys.readouterr().err
+
+
+def test_a_quantized_network_that_is_not_what_the_model_says_is_found(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = quantized(tmp_path, QuantType.QUInt8, QuantFormat.QDQ, per_channel=True)
+    [job] = farm_of_commands.compile([read_checkpoint(path)], BuildOptions(("sm_90",)))
+    proto = onnx.load(path)
+    next(each for each in proto.graph.node if each.op_type == "GlobalAveragePool").op_type = "GlobalMaxPool"
+    onnx.save(proto, path)
+    assert run(["verify", job.id, "--network"]) == 100
+    assert "FAIL: the network differs from onnxruntime" in capsys.readouterr().out
+
+
+def test_a_value_may_be_a_step_off_in_a_quantized_network_only() -> None:
+    wanted = ReferenceTensor(np.linspace(0, 1, 256, dtype=np.float32), "DequantizeLinear")
+    off = wanted.values.copy()
+    off[100] = off[101]
+    assert is_quantized({"y": wanted})
+    assert check_tensor("y", "", off, wanted, quantized=True).ok
+    assert not check_tensor("y", "", off, wanted).ok
+    off[100] = off[110]
+    assert not check_tensor("y", "", off, wanted, quantized=True).ok
