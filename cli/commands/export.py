@@ -39,7 +39,7 @@ def export(
 ) -> int:
     """Write the network of a bundle as one file that PyTorch runs from C++ or Python, without farm.
 
-    Needs PyTorch 2.8 or later (extra `torch`), a C++ compiler, and a GPU like the one that is to run the package, as
+    Needs PyTorch 2.10 or later (extra `torch`), a C++ compiler, and a GPU like the one that is to run the package, as
     AOTInductor cannot compile for another. The package has the compiled layers in it and takes any batch size that the
     model leaves open.
     """

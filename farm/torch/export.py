@@ -55,9 +55,9 @@ class Exported:
         except Exception as error:  # the model's own code may raise anything
             shapes = ", ".join(str(list(each.shape)) for each in args)
             raise UsageError(
-                f"{self.name} does not take the example {shapes}: {_reason(error)}. Give inputs that the model takes."
+                f"{self.name} does not take the example {shapes}: {reason_of(error)}. Give inputs that the model takes."
             ) from error
-        with _quiet():
+        with quiet("torch.onnx"):
             self._program = self._export(args)
         # Under another name, every state_dict would silently get this model's values.
         if renamed := sorted(_read(self._program) & {*self._tensors} - {*self._program.model.graph.initializers}):
@@ -84,7 +84,7 @@ class Exported:
             return _onnx(self._model, args, None)
         except torch.onnx.OnnxExporterError as error:
             raise UsageError(
-                f"PyTorch cannot export {self.name} to ONNX: {_reason(error.__cause__ or error)}. "
+                f"PyTorch cannot export {self.name} to ONNX: {reason_of(error.__cause__ or error)}. "
                 "Change the model until torch.export.export takes it."
             ) from error
 
@@ -95,7 +95,7 @@ class Exported:
         """
         used = [key for key in self._tensors if key in self._program.model.graph.initializers]
         state = self._tensors if state is None else self._checked(state, used, name)
-        with _quiet():
+        with quiet("torch.onnx"):
             self._program.apply_weights({key: state[key].detach().to("cpu", self._tensors[key].dtype) for key in used})
             # The optimiser folds weights, so it works on a copy.
             optimised = torch.onnx.ONNXProgram(self._program.model.clone(), self._program.exported_program)
@@ -139,7 +139,7 @@ def permanent_copy(model: nn.Module) -> nn.Module:
         own = copy.deepcopy(model, computed).cpu().eval()
     except Exception as error:  # the model's own code may raise anything
         raise UsageError(
-            f"{type(model).__name__} cannot be copied: {_reason(error)}. Make copy.deepcopy work."
+            f"{type(model).__name__} cannot be copied: {reason_of(error)}. Make copy.deepcopy work."
         ) from error
     for module in own.modules():
         for hook in list(module._forward_pre_hooks.values()):
@@ -167,9 +167,9 @@ def _read(program: Any) -> set[str]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporter's notes on itself."""
-    log = logging.getLogger("torch.onnx")
+def quiet(logger: str) -> Iterator[None]:
+    """Without the notes on itself that a part of PyTorch logs, and without warnings."""
+    log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -180,7 +180,7 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """The first line of an error's message."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return printable(lines[0]).rstrip(".")

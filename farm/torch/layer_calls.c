@@ -175,7 +175,7 @@ static int count_images(const farm_layer *about, tensors given, int *images) {
         TRY(bytes_of(each[i], &bytes));
         count = i ? count : bytes / image_bytes[0];
         if (bytes != count * image_bytes[i] || count > INT_MAX)
-            return farm_fail("layer %s is given tensors of other sizes or types than its own", about->name);
+            return farm_fail("layer %s is given tensors of other sizes than its own", about->name);
     }
     *images = (int)count;
     return 0;

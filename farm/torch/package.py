@@ -9,9 +9,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import uuid
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,6 +27,7 @@ from codegen.toolchain.tools import DEFAULT_LIMITS, run_tool
 from farm.bundle.reader import CONSTANTS, GLUE, PLAN, Bundle
 from farm.errors import BundleError, UsageError, printable
 from farm.runtime.plan_text import read_plan
+from farm.torch.export import quiet, reason_of
 from farm.torch.layer import no_gpu_way_out, output_shape
 from farm.torch.module import module_of
 
@@ -40,9 +39,9 @@ WAY_OUT = "load the bundle with farm.torch, or with the C runtime"
 LEAST_BATCH = 2
 """Least batch of the traced call: torch.export takes a size of one for a constant."""
 _SHIMS, _LIBRARIES = "custom_ops_to_c_shims", "custom_op_libs"
-"""Settings of AOTInductor, which came with PyTorch 2.8."""
-GLUE_SETTINGS: dict[str, Any] = {}
-"""Settings of AOTInductor for the operators between the layers."""
+"""Settings of AOTInductor."""
+_MODE = "lite"
+"""AOTInductor's mode, since PyTorch 2.10, in which operators give PyTorch's own bits; it would fuse them otherwise."""
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-r")
 """One object file, whose functions only the package's own code can call."""
 
@@ -94,15 +93,15 @@ def write_package(bundle: Bundle, path: Path, device: str = "cuda") -> Package:
     DeviceError without a GPU, UsageError for a network that PyTorch cannot export and for an older PyTorch, BundleError
     for an invalid bundle, ToolError and ToolchainError if the C compiler fails or is missing.
     """
-    from torch._inductor import config
+    from torch import _inductor
 
-    if not hasattr(config.aot_inductor, _SHIMS):
+    if _MODE not in _inductor.list_mode_options():
         raise UsageError(
-            f"PyTorch {torch.__version__} cannot link compiled layers into a package: install 2.8 or later"
+            f"PyTorch {torch.__version__} makes no packages with PyTorch's own bits: install 2.10 or later"
         )
     arch = _arch_of_gpu(bundle) if device == "cuda" else bundle.archs[-1]
     fresh = path.absolute().with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
-    with TemporaryDirectory(prefix="farm-") as folder, _quiet():
+    with TemporaryDirectory(prefix="farm-") as folder, quiet("torch._inductor"):
         program, batch = _exported(bundle, device)
         _build_library(bundle, arch, device, Path(folder))
         made = _compiled(bundle, program, Path(folder, path.stem + SUFFIX), device)
@@ -184,7 +183,7 @@ def _traced(
         raise
     except Exception as error:
         raise UsageError(
-            f"{bundle.path}: torch.export cannot trace the network ({_reason(error)}): {WAY_OUT}"
+            f"{bundle.path}: torch.export cannot trace the network ({reason_of(error)}): {WAY_OUT}"
         ) from error
 
 
@@ -225,6 +224,8 @@ def _function(device: str) -> str:
 
 def _compiled(bundle: Bundle, program: torch.export.ExportedProgram, path: Path, device: str) -> Path:
     """Writes the package beside the static library. Raises UsageError."""
+    from torch import _inductor
+
     declaration = (
         f"AOTITorchError {_function(device)}(AtenTensorHandle, AtenTensorHandle*, AtenTensorHandle*, int64_t, "
         "const int64_t*, int64_t, AtenTensorHandle*)"
@@ -233,28 +234,14 @@ def _compiled(bundle: Bundle, program: torch.export.ExportedProgram, path: Path,
         f"aot_inductor.{_SHIMS}": {torch.ops.farm.bundled_layer.default: [declaration]},
         # PyTorch writes -l before this text, in a command that it splits as a shell does.
         f"aot_inductor.{_LIBRARIES}": [f"{LIBRARY} {shlex.quote(f'-L{path.parent}')} -lcuda"],
-        **GLUE_SETTINGS,
+        "aot_inductor.precompile_headers": False,  # takes longer for a single file
+        **_inductor.list_mode_options(_MODE),
+        "use_dce": True,  # an unused size would be a call that AOTInductor cannot make
     }
-    from torch import _inductor
-
     try:
         _inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
     except Exception as error:
         raise UsageError(
-            f"{bundle.path}: AOTInductor cannot compile the network ({_reason(error)}): {WAY_OUT}"
+            f"{bundle.path}: AOTInductor cannot compile the network ({reason_of(error)}): {WAY_OUT}"
         ) from error
     return path
-
-
-def _reason(error: Exception) -> str:
-    """The first line of a message, which may have a traceback behind it."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return printable(lines[0]).rstrip(".:")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without PyTorch's notes on itself."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
