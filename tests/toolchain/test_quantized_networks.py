@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import Quantize
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
+from farm.verify import network
 from farm.verify.onnxruntime_reference import ReferenceTensor
 from farm.verify.tensor_checks import check_tensor, is_quantized
 from tests.unit.onnx_models import info, model, node, pruned, save, tensor, values
@@ -120,6 +122,20 @@ def test_a_quantized_network_that_is_not_what_the_model_says_is_found(
     onnx.save(proto, path)
     assert run(["verify", job.id, "--network"]) == 100
     assert "FAIL: the network differs from onnxruntime" in capsys.readouterr().out
+
+
+def test_sampled_layers_that_quantize_may_be_a_step_off_behind_a_pool_too(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "MAX_EMULATED", 0)
+    path = quantized(tmp_path, QuantType.QUInt8, QuantFormat.QDQ, per_channel=True)
+    [job] = farm_of_commands.compile([read_checkpoint(path)], BuildOptions(("sm_90",)))
+    assert run(["verify", job.id, "--network", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["sampled"]
+    for each, spec in zip(document["tensors"], (layer.spec for layer in read_checkpoint(path).layers), strict=True):
+        steps = [step.scale for step in spec.epilogue if isinstance(step, Quantize)]
+        assert each["tolerance"] > steps[-1]
 
 
 def test_a_value_may_be_a_step_off_in_a_quantized_network_only() -> None:
