@@ -13,6 +13,7 @@ from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
+from codegen.kernels.placeholders import FIRST_BIAS, immediate
 from codegen.kernels.streams import QUAD
 from codegen.kernels.weight_stream import Store
 from codegen.kernels.workload import ASYNCHRONOUS_COPY, Workload, bank_conflicts, exchange_instructions
@@ -33,6 +34,9 @@ LOOPED_CHANNELS = 64
 """Channels of a chunk from which on its copies are a loop: a line for each would be most of the code."""
 PAIR_COPY = 14.0
 """Instructions of a looped copy in float16: two loads, packing of their halves, a store, the addresses."""
+WARP = 32
+TAKEN_TOGETHER = 8
+"""Rows whose outputs a thread loads before it stores them."""
 LOOP_INSTRUCTIONS = 20.0
 """Instructions of such a loop, with its surroundings: counted in ptxas's code."""
 
@@ -91,11 +95,21 @@ def row_words(layer: TiledLinear) -> int:
 
 
 def shared_words(layer: TiledLinear) -> int:
-    """Words of shared memory: chunks, or afterwards the sums of a block that others read."""
+    """Words of shared memory: chunks, or afterwards sums that other blocks or other threads of the block read."""
     tiling = layer.tiling
-    stages = min(tiling.stages, layer.streams.chunks)
-    sums = tiling.group_outputs if tiling.cluster > 1 else 0
-    return tiling.tile_width * tiling.rows * max(stages * row_words(layer), sums)
+    chunks = tiling.rows * min(tiling.stages, layer.streams.chunks) * row_words(layer)
+    left = tiling.rows * tiling.group_outputs if tiling.cluster > 1 else _left_words(layer)
+    return tiling.tile_width * max(chunks, left)
+
+
+def _left_words(layer: TiledLinear) -> int:
+    """Words from a thread's outputs in shared memory to the next thread's: odd, so that lanes meet no bank twice."""
+    return min(layer.tiling.group_outputs, WARP) | 1
+
+
+def _lanes(layer: TiledLinear) -> int:
+    """Lanes that store neighbouring outputs of a row: a power of two."""
+    return 1 << (min(layer.tiling.group_outputs, WARP) - 1).bit_length()
 
 
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
@@ -144,6 +158,8 @@ def sources(layer: TiledLinear) -> dict[str, str]:
         "JUMP": 0,
         "JUMP_AFTER": 1,
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
+        "LANES": _lanes(layer),
+        "LEFT_WORDS": _left_words(layer),
     }
     return {
         "parameters.h": weight_stream.parameters(layer, values),
@@ -152,17 +168,46 @@ def sources(layer: TiledLinear) -> dict[str, str]:
             layer, lambda tap: ("in", f"{tap.row} * THREADS * ROW_WORDS + {tap.channel}")
         ),
         "accumulate.h": weight_stream.accumulate(layer),
-        "epilogue.h": weight_stream.rolled_epilogue(list(_stores(layer))),
+        "epilogue.h": _cluster_stores(layer) if layer.tiling.cluster > 1 else _exchanged_stores(layer),
     }
 
 
-def _stores(layer: TiledLinear) -> Iterator[Store]:
-    tiling = layer.tiling
-    for p in range(tiling.rows):
+def _rows(layer: TiledLinear) -> Iterator[tuple[int, str]]:
+    """The number of each row of a thread among its sums, and the expression of its distance from the first row."""
+    for p in range(layer.tiling.rows):
         for q in range(pairs(layer)):
-            rows = f"{p + q * tiling.rows} * THREADS"
-            for k in range(layer.streams.stored_outputs):
-                yield Store(p * pairs(layer) + q, k, f"IN_RANGE({rows})", 0, f"{rows} * OUTPUT_CHANNELS + {k}")
+            yield p * pairs(layer) + q, f"{p + q * layer.tiling.rows} * THREADS"
+
+
+def _cluster_stores(layer: TiledLinear) -> str:
+    """Lines of a block of a cluster: each thread stores outputs of its own row."""
+    outputs = range(layer.streams.stored_outputs)
+    return weight_stream.rolled_epilogue(
+        [
+            Store(number, k, f"IN_RANGE({rows})", 0, f"{rows} * OUTPUT_CHANNELS + {k}")
+            for number, rows in _rows(layer)
+            for k in outputs
+        ]
+    )
+
+
+def _exchanged_stores(layer: TiledLinear) -> str:
+    """Lines that leave outputs of all rows in shared memory, and store them row by row."""
+    lines, count, lanes = [], layer.tiling.group_outputs, _lanes(layer)
+    for number, rows in _rows(layer):
+        for first in range(0, count, WARP):
+            outputs = range(first, min(first + WARP, count))
+            lines.append("MEET;")
+            lines += [f'LEAVE({number}, {k}, "{immediate(FIRST_BIAS + k)}", {k - first});' for k in outputs]
+            lines.append("MEET;")
+            lines.append(f"{{ const int to_store = ROWS_TO_STORE({rows}, {first}, {len(outputs)});")
+            places = range(0, WARP, WARP // lanes)
+            for top in range(0, lanes, TAKEN_TOGETHER):
+                taken = places[top : top + TAKEN_TOGETHER]
+                lines += [f"TAKE({r});" for r in taken]
+                lines += [f"GIVE({r}, {rows}, {first});" for r in taken]
+            lines.append("}")
+    return "\n".join(lines) + "\n"
 
 
 def workload(layer: TiledLinear) -> Workload:
@@ -170,7 +215,7 @@ def workload(layer: TiledLinear) -> Workload:
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_outputs, layer.streams.channels
     stored = tiling.rows * layer.streams.stored_outputs * pairs(layer)
-    exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer))
+    exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer)) + (0 if tiling.cluster > 1 else 3 * stored)
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Workload(
@@ -193,6 +238,7 @@ def workload(layer: TiledLinear) -> Workload:
         packed_sums=sums if adds_up else 0,
         copy_instructions=PAIR_COPY if looped and spec.data_type == "float16" else ASYNCHRONOUS_COPY,
         loop_instructions=LOOP_INSTRUCTIONS if looped else 0,
+        exchanged=0.0 if tiling.cluster > 1 else 2.0 * stored,
     )
 
 

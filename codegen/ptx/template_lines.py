@@ -206,7 +206,7 @@ _ACCUMULATION = re.compile(
     r".*\} // farm\.accumulate (\d+) (\d+)$"
 )
 _BIAS = re.compile(r"add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")
-_STORE = re.compile(r"\{.*st\.global.*\} // farm\.store (\d+)$")
+_STORE = re.compile(r"\{.*st\.(?:global|volatile\.shared).*\} // farm\.store (\d+)$")
 _OUTPUT = re.compile(r"st\.global\.cs\.[fb]\d+ \[(%\w+)(?:\+(-?\d+))?\]")
 _RESIDUAL = re.compile(r"ld\.global\.nc\.[fb]\d+ \w+,\[(%\w+)(?:\+(-?\d+))?\]")
 _FIRST_GROUP = re.compile(r"mov\.u32 (%r\d+),0; // farm\.first_group$")

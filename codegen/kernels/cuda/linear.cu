@@ -59,8 +59,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     }
 #endif
 
+#if CLUSTER > 1
     const int row = first_row + thread;
     const size_t first = (size_t)row * OUTPUT_CHANNELS + first_output;
+#else
+    // A thread leaves its sums in shared memory and stores those of others: LANES lanes store neighbouring outputs of a
+    // row. If each stored its own row, every output would be written to a sector of its own.
+    const int lane = thread % LANES, first_taken = thread / 32 * 32 + thread % 32 / LANES;
+    const int rows_left = images - first_row - first_taken;
+    const size_t first = (size_t)(first_row + first_taken) * OUTPUT_CHANNELS + first_output + lane;
+    const unsigned left_at = tile_address + thread * (LEFT_WORDS * 4);
+    const unsigned taken_from = tile_address + (first_taken * LEFT_WORDS + lane) * 4;
+#endif
     Element* out[] = {output + first};
 #if HAS_RESIDUAL
     const Element* residual = added + first;
@@ -71,7 +81,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 #else
     const float* window = tile + thread * ROW_WORDS;
 #endif
+#if CLUSTER > 1
 #define IN_RANGE(rows) (row + (rows) < images)
+#else
+#define MEET __syncthreads()
+// Volatile: ptxas joins neighbouring stores where it takes the address to be aligned.
+#define LEAVE(p, j, bias, place)                                                                            \
+    ADD_BIAS(sum[p][j], j, bias);                                                                           \
+    asm volatile("{ st.volatile.shared.f32 [%0+%1],%2; } // farm.store " #j                                 \
+                 :: "r"(left_at), "n"((place) * 4), "f"(sum[p][j]) : "memory")
+// Rows of the batch of which this lane stores an output: none if it has none of the `count` from the `output`-th on.
+#define ROWS_TO_STORE(rows, output, count)                                                                  \
+    ((count) < LANES && lane >= (count)                                                               ? 0   \
+     : OUTPUT_CHANNELS % STORED_OUTPUTS && first_output + (output) + lane >= OUTPUT_CHANNELS ? 0            \
+                                                                                  : rows_left - (rows))
+#define TAKE(r)                                                                                             \
+    float taken##r;                                                                                         \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; @p ld.shared.f32 %0,[%1+%3]; }" \
+                 : "=f"(taken##r) : "r"(taken_from), "r"((int)((r) < to_store)), "n"((r) * LEFT_WORDS * 4))
+#define GIVE(r, rows, output) \
+    PUT_AFTER(STEPS, taken##r, (r) < to_store, 0, ((rows) + (r)) * OUTPUT_CHANNELS + (output), "")
+#endif
 #include "chunk_loop.cuh"
 #if CLUSTER > 1
     keep_until_read();

@@ -280,9 +280,10 @@ __device__ __forceinline__ float larger(float a, float b) {
     const Element* __restrict__ input, Element* __restrict__ output, ADDED_PARAMETER GATE_PARAMETER int images
 #define ADD_BIAS(value, j, bias) asm volatile("add.rn.f32 %0,%0," bias "; // farm.bias " #j : "+f"(value))
 #define FINISH(value, j, ok, image, offset) STORE_AFTER(STEPS, value, j, ok, image, offset)
-#define STORE_AFTER(steps, value, j, ok, image, offset)                                                               \
+#define STORE_AFTER(steps, value, j, ok, image, offset) PUT_AFTER(steps, value, ok, image, offset, " // farm.store " #j)
+#define PUT_AFTER(steps, value, ok, image, offset, note)                                                              \
     asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 h,z; .reg .b32 a,b; mov.b16 z,0; mov.f32 v,%0; "         \
-                 "setp.ne.b32 p,%2,0; " steps PUT "} // farm.store " #j                                               \
+                 "setp.ne.b32 p,%2,0; " steps PUT "}" note                                                            \
                  :: "f"(value), "l"(out[image]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)                        \
                  RESIDUAL_OPERANDS((image) * IMAGE_OUTPUTS + (offset)) : "memory")
 // The store of both halves of a word: their residuals come in one word, and they are stored as one.

@@ -135,10 +135,9 @@ class Skeleton:
         `exists` is [accumulators of a row]. Raises MachineCodeError where the words cannot be told apart.
         """
         numbers = np.flatnonzero(~exists)
-        found = [accesses_of(self.words, self.stores, self.template.stores, numbers)]
-        if len(self.residuals):
-            found.append(accesses_of(self.words, self.residuals, self.template.residuals, numbers))
-        return np.concatenate(found)
+        accesses = ((self.stores, self.template.stores), (self.residuals, self.template.residuals))
+        found = [accesses_of(self.words, words, outputs, numbers) for words, outputs in accesses if outputs]
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     @staticmethod
     def read(cubin: bytes, template: MarkerPtx) -> Skeleton:
@@ -227,7 +226,7 @@ class Skeleton:
             overlaps=ring.overlaps,
             stores=branch + np.flatnonzero(are_of_kind(opcodes[body], STG)),
         )
-        if len(skeleton.stores) < len(ending.biases.words):
+        if template.stores and len(skeleton.stores) < len(ending.biases.words):
             raise MachineCodeError("an output is not stored")
         return skeleton
 
