@@ -37,6 +37,8 @@ PAIR_COPY = 14.0
 WARP = 32
 TAKEN_TOGETHER = 8
 """Rows whose outputs a thread loads before it stores them."""
+TAKE_INSTRUCTIONS = 3
+"""Instructions of one of these, besides those of the epilogue: whether the row exists, its load and its store."""
 LOOP_INSTRUCTIONS = 20.0
 """Instructions of such a loop, with its surroundings: counted in ptxas's code."""
 
@@ -214,8 +216,14 @@ def workload(layer: TiledLinear) -> Workload:
     """The work of one instruction stream."""
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_outputs, layer.streams.channels
-    stored = tiling.rows * layer.streams.stored_outputs * pairs(layer)
-    exchanged = exchange_instructions(sums, tiling.cluster, pairs(layer)) + (0 if tiling.cluster > 1 else 3 * stored)
+    rows, added = tiling.rows * pairs(layer), added_instructions(spec.epilogue)
+    if tiling.cluster > 1:
+        left = taken = 0
+        stores = exchange_instructions(sums, tiling.cluster, pairs(layer))
+        stores += rows * layer.streams.stored_outputs * (1 + added)
+    else:
+        left, taken = rows * tiling.group_outputs, rows * -(-tiling.group_outputs // WARP) * _lanes(layer)
+        stores = left + taken * (TAKE_INSTRUCTIONS + added)
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Workload(
@@ -227,7 +235,7 @@ def workload(layer: TiledLinear) -> Workload:
         pointers=1 if looped else _copies(layer),
         copies=_copies(layer) * chunks,
         chunks=chunks,
-        stores=exchanged + stored * (1 + added_instructions(spec.epilogue)),
+        stores=stores,
         slots=sums * tiling.chunk_channels,
         results=sums * -(-tiling.chunk_channels // weight_stream.POINTWISE_CHANNELS),
         tile_bytes=block_rows(layer) * chunks * (element * tiling.chunk_channels + 28),
@@ -238,7 +246,7 @@ def workload(layer: TiledLinear) -> Workload:
         packed_sums=sums if adds_up else 0,
         copy_instructions=PAIR_COPY if looped and spec.data_type == "float16" else ASYNCHRONOUS_COPY,
         loop_instructions=LOOP_INSTRUCTIONS if looped else 0,
-        exchanged=0.0 if tiling.cluster > 1 else 2.0 * stored,
+        exchanged=float(left + taken),
     )
 
 
@@ -246,18 +254,18 @@ def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     """Candidate tilings without clusters, in a fixed order, whether they fit or not."""
     spec = layer.spec
     shares = {-(-spec.outputs // share) for share in (1, 2, 4, 8, 16, 32, 64, 128, 256)}
-    groups = sorted({min(spec.outputs, size) for size in (16, 32, 64, 96)} | shares)
+    groups = sorted({min(spec.outputs, size) for size in (16, 24, 32, 48, 64, 96)} | shares)
     for threads in (32, 64, 128, 256):
-        for rows in (1, 2):
+        for rows, stages in ((1, 2), (1, 3), (2, 2)):
             for outputs in groups:
                 for channels in sorted({min(spec.inputs, size) for size in (8, 16, 32)}):
-                    yield Tiling("linear", threads, 1, rows, outputs, channels, stages=2)
+                    yield Tiling("linear", threads, 1, rows, outputs, channels, stages=stages)
     if spec.data_type != "bfloat16" and spec.inputs >= LOOPED_CHANNELS:
         step = 4 if spec.inputs % 4 == 0 else 1
         for threads in (32, 64, 128):
             for channels in (64, 128, 256):
                 if threads % (channels // step) == 0:
-                    for outputs in sorted({*groups, *(min(spec.outputs, size) for size in (4, 6, 8, 12, 24, 40, 48))}):
+                    for outputs in sorted({*groups, *(min(spec.outputs, size) for size in (4, 6, 8, 12, 24, 48))}):
                         yield Tiling("linear", threads, 1, 1, outputs, channels, stages=2)
 
 

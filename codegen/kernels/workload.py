@@ -68,7 +68,7 @@ class Workload:
     gate_loads: int = 0
     """Loads of these gates by a thread."""
     exchanged: float = 0.0
-    """Accesses of a warp to shared memory to exchange sums of overlapping pool windows."""
+    """Accesses of a warp to shared memory by which threads exchange sums, for overlapping pool windows or stores."""
     loop_instructions: float = 0.0
     """Instructions in the code of a chunk's copies if they are a loop."""
 

@@ -35,6 +35,9 @@ ROUNDED = 0.999
 """Share of a multiply-add per non-zero and row of a thread that is a tiling's least code."""
 LARGE_CODE = 1.5
 """Most instructions per non-zero weight of a layer beyond that limit, if some tiling has fewer."""
+MOST_EXCESS = 2.0
+"""Most code of a linear layer's tiling over that limit: the excess counts as time. With a limit alone, a layer a little
+sparser than another lost its fastest tiling."""
 DIRECT_DENSITY = 0.05
 """Highest density at which direct_global is predicted: a denser layer uses every input often."""
 DIRECT_GAIN = 1.25
@@ -71,6 +74,13 @@ class Ranked:
     microseconds: float
     instructions: float
     """Instructions of all its streams."""
+    excess: float = 1.0
+    """Its instructions over the most that its layer should have; at least 1."""
+
+    @property
+    def cost(self) -> float:
+        """Microseconds, more for a tiling with too much code."""
+        return self.microseconds * self.excess
 
 
 def ranking_of(question: RankingQuestion) -> tuple[Tiling, ...]:
@@ -94,7 +104,7 @@ def _of_code(layer: Lowered[LayerSpec], question: RankingQuestion) -> tuple[Tili
     if question.device == REFERENCE or not ranked:
         return tilings
     order = {tiling: i for i, tiling in enumerate(_of_code(layer, replace(question, device=REFERENCE)))}
-    equal = sum(each.microseconds <= ABOUT_EQUAL * ranked[0].microseconds for each in ranked)
+    equal = sum(each.cost <= ABOUT_EQUAL * ranked[0].cost for each in ranked)
     return (*sorted(tilings[:equal], key=lambda each: order.get(each, len(order))), *tilings[equal:])
 
 
@@ -113,22 +123,23 @@ def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
     """Tilings without clusters, with the blocks of one K group after the other."""
     batch, density, device = question.batch, question.density, question.device
     return _in_order(
-        Ranked(each.tiling, predict_microseconds(each, batch, density, device=device, stream=stream), size)
-        for each, stream, size in _fitting(replace(question, device=REFERENCE))
+        Ranked(each.tiling, predict_microseconds(each, batch, density, device=device, stream=stream), size, excess)
+        for each, stream, size, excess in _fitting(replace(question, device=REFERENCE))
     )
 
 
 @lru_cache(maxsize=4)
-def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float], ...]:
-    """Tilings without clusters that fit every GPU, their streams, and their instructions; a job's GPUs share them."""
+def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float, float], ...]:
+    """Tilings without clusters that fit every GPU, their streams, instructions and excess; a job's GPUs share them."""
     spec, density = question.spec, question.density
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, Stream, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
     limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
+    most_excess = MOST_EXCESS if layer.geometry.is_linear else 1.0
     least = ROUNDED * density * spec.weights_count
     for candidate in candidates(layer):
-        if candidate.rows * least > limit:
+        if candidate.rows * least > most_excess * limit:
             continue
         same = candidate.accumulate == question.accumulate
         divided = layer.tiled(candidate if same else replace(candidate, accumulate=question.accumulate))
@@ -136,13 +147,13 @@ def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float],
             continue
         stream = Stream.of(divided.workload, density)
         size = stream.code * divided.workload.streams
-        if size <= limit and _stream_fits(divided, stream) and block_fits(divided):
+        if size <= most_excess * limit and _stream_fits(divided, stream) and block_fits(divided):
             sizes.append((divided, stream, size))
             # Of a layer that is larger with every tiling, the smaller tilings are kept.
             dense = LARGE_CODE * density * spec.weights_count
             most = more * size if packed or size > dense else min(more * size, dense)
             limit = min(limit, max(LAYER_INSTRUCTIONS, most))
-    return tuple(each for each in sizes if each[2] <= limit)
+    return tuple((*each, max(1.0, each[2] / limit)) for each in sizes if each[2] <= most_excess * limit)
 
 
 @lru_cache(maxsize=1024)
@@ -160,15 +171,16 @@ def _with_place(question: RankingQuestion) -> tuple[Ranked, ...]:
             replace(layer.tiling, order="place"),
             predict_microseconds(layer, batch, density, device=device, order="place", stream=stream),
             size,
+            excess,
         )
-        for layer, stream, size in _fitting(replace(question, device=REFERENCE))
+        for layer, stream, size, excess in _fitting(replace(question, device=REFERENCE))
         if layer.streams.count > 1 and size <= CLUSTERED_INSTRUCTIONS
     ]
     return _in_order((*ranked, *_in_order(found)[:MOST_BY_PLACE]))
 
 
 def _in_order(found: Iterable[Ranked]) -> tuple[Ranked, ...]:
-    return tuple(sorted(found, key=lambda each: each.microseconds))
+    return tuple(sorted(found, key=lambda each: each.cost))
 
 
 def _with_direct(

@@ -226,6 +226,15 @@ _LINEAR = {
     "linear, inputs that do not divide": Case(
         Linear(41, 10, epilogue=RESIDUAL), Tiling("linear", 32, 1, 2, 4, 8, 2), batch=70
     ),
+    "linear, more outputs of a group than lanes of a warp": Case(
+        Linear(40, 70, epilogue=RESIDUAL), Tiling("linear", 64, 1, 2, 40, 8, 2), batch=150
+    ),
+    "float16 linear, more outputs of a group than lanes of a warp": Case(
+        Linear(40, 70, epilogue=RESIDUAL, data_type="float16"), Tiling("linear", 64, 1, 1, 40, 8, 2), batch=150
+    ),
+    "bfloat16 linear, one output at a time": Case(
+        Linear(40, 3, data_type="bfloat16"), Tiling("linear", 32, 1, 1, 1, 8, 2), batch=40
+    ),
     "linear, copied in a loop": Case(Linear(256, 10), Tiling("linear", 32, 1, 1, 4, 64, 2), batch=40),
     "linear, copied in a loop, inputs that do not divide": Case(
         Linear(300, 10, epilogue=RESIDUAL), Tiling("linear", 32, 1, 1, 4, 128, 2), batch=70

@@ -52,6 +52,8 @@ KINDS = (
     "depthwise with two kernels a channel, stride 2",
     "transposed, dilation, groups, uneven strides",
     "linear, copied by fours",
+    "linear, more outputs of a group than lanes of a warp",
+    "float16 linear, more outputs of a group than lanes of a warp",
     "float16, several rows a thread, added up in float32",
     "float16 linear, a hard sigmoid",
 )

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -285,6 +286,18 @@ def test_more_images_never_take_less_time(name: str) -> None:
     tiling = choose_tiling(spec, 64, spread(spec, 0.1))
     times = [predict_microseconds(tiled(spec, tiling), batch, 0.1) for batch in (1, 4, 16, 64, 256)]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    "spec", [Linear(384, 1536), Linear(1536, 384), Linear(768, 3072, data_type="float16")], ids=str
+)
+def test_a_slightly_sparser_linear_layer_does_not_get_a_much_slower_tiling(spec: Linear) -> None:
+    times = []
+    for sparsity in range(80, 97):
+        density = 1 - sparsity / 100
+        tiling = choose_tiling(spec, 4096, spread(spec, density))
+        times.append(predict_microseconds(tiled(spec, tiling), 4096, density))
+    assert max(later / earlier for earlier, later in pairwise(times)) < 1.15
 
 
 def test_lanes_an_even_distance_apart_conflict() -> None:

@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     // A thread leaves its sums in shared memory and stores those of others: LANES lanes store neighbouring outputs of a
     // row. If each stored its own row, every output would be written to a sector of its own.
     const int lane = thread % LANES, first_taken = thread / 32 * 32 + thread % 32 / LANES;
-    const int rows_left = images - first_row - first_taken;
-    const size_t first = (size_t)(first_row + first_taken) * OUTPUT_CHANNELS + first_output + lane;
+    const int row = first_row + first_taken, rows_left = images - row;
+    const size_t first = (size_t)row * OUTPUT_CHANNELS + first_output + lane;
     const unsigned left_at = tile_address + thread * (LEFT_WORDS * 4);
     const unsigned taken_from = tile_address + (first_taken * LEFT_WORDS + lane) * 4;
 #endif

@@ -318,7 +318,7 @@ _ROWS: Final = (
     Opcode(0x36, "VIADD", "integer", 1, 1, 1, understood=(_NEGATED_A, _NEGATED_B)),
     Opcode(0x3E, "F2FP", "alu", 1, 1, 1, understood=(_SIGN_A, _SIGN_B, (76, 1)), fixed=(0xFF << 64,)),
     Opcode(0x46, "VIADDMNMX", "alu", 1, 1, 1, 1, reads=_INPUT, understood=((72, 1), _NEGATED_C)),
-    Opcode(0x48, "VIMNMX", "alu", 1, 1, 1, writes=_TWO, reads=_INPUT, understood=(), fixed=(0x7E01 << 72,)),
+    Opcode(0x48, "VIMNMX", "alu", 1, 1, 1, writes=_TWO, reads=_INPUT, understood=((72, 1),), fixed=(0x7E << 80,)),
     Opcode(0x82, "UMOV", "uniform", 1, 0, 1, uniform=True, quick_uniform=True, understood=()),
     Opcode(
         *(0x8C, "UISETP", "uniform", 0, 1, 1),

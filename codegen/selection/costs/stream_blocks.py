@@ -167,8 +167,10 @@ def _fetch_clocks(code: float, of: StreamCoefficients, *, apart: bool) -> float:
 
 def _cold_clocks(planned: PlannedLaunch, of: StreamCoefficients, first: int) -> ColdClocks:
     """Clocks to fetch the code of a first wave of `first` blocks a multiprocessor."""
-    if not planned.fetched or planned.layer.geometry.is_linear:
+    if not planned.fetched:
         return lambda code: code / of.cold_per_clock
+    if planned.layer.geometry.is_linear:
+        return lambda code: code / of.fetched_per_clock
     x, y, groups = planned.grid
     # Different streams in one GPC: multiprocessors beside each other follow one, or one each.
     beside = planned.device.multiprocessor.per_gpc * first
