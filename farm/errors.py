@@ -20,6 +20,10 @@ class UsageError(FarmError):
     exit_code = 2
 
 
+class NothingToCompileError(UsageError):
+    """No layer of a model can be compiled, or should be."""
+
+
 class BundleError(UsageError):
     """A bundle that is missing, damaged, or not written by this version of farm."""
 

@@ -18,8 +18,9 @@ from codegen.keys import digest_fields
 from codegen.sass.value_patch import mask_digest
 from codegen.selection.choose import choose_parts, divisible
 from codegen.selection.code_size import fits_one_cubin
-from farm.errors import UsageError
-from farm.jobs.dense_choice import left_dense
+from farm.errors import NothingToCompileError, UsageError
+from farm.jobs.dense_choice import LayerTimes, chooses, left_dense, times_of, whole_left_dense
+from farm.jobs.dense_choice import skipped as skipped_dense
 from farm.jobs.model import Build, BuildOptions, Job, NewJob, TilingChoice
 from farm.store.background import BlobWriter
 from farm.tuning.book import NO_RECORDS, TuningBook
@@ -66,19 +67,25 @@ def new_job(
     job_id = new_id()
     skipped = list(checkpoint.skipped)
     kept: list[tuple[Layer, _Division]] = []
-    divided: dict[tuple[LayerSpec, Weights, int], _Division | SkippedLayer] = {}
+    times: list[tuple[tuple[LayerTimes, ...], bool]] = []
+    divided: dict[tuple[LayerSpec, Weights, int], _Division] = {}
     layers = [pooled_where_faster(layer, book, options) for layer in checkpoint.layers]
     for layer in layers:
         key = (layer.spec, layer.weights, layer.likely_rows)
         try:
             if key not in divided:  # hundreds of layers may share their weights
                 divided[key] = _divided(layer, options, store, book, is_direct)
-            if isinstance(found := divided[key], SkippedLayer):
-                skipped.append(replace(found, name=layer.name))
+            found = divided[key]
+            times.append((found.times, found.left is not None))
+            if found.left is not None:
+                skipped.append(replace(found.left, name=layer.name))
             else:
                 kept.append((layer, found))
         except TilingError as error:
             skipped.append(_skipped(layer, str(error)))
+    if kept and (reason := whole_left_dense(times, options)):
+        skipped += [skipped_dense(layer, reason) for layer, _ in kept]
+        kept = []
     builds = [build for position, (layer, each) in enumerate(kept) for build in _builds(job_id, position, layer, each)]
     _check(checkpoint, options, builds, skipped)
     network = None
@@ -118,6 +125,10 @@ class _Division:
     tilings: tuple[tuple[Tiling, tuple[Part, ...], tuple[str, ...], tuple[TilingChoice, ...]], ...]
     """For each tiling, mostly one for all architectures and batch sizes: its parts, the architectures for which the
     layer is whole, and the origins of the choice."""
+    times: tuple[LayerTimes, ...] = ()
+    """Predicted times, if they decide what is left dense."""
+    left: SkippedLayer | None = None
+    """The layer if it is left dense; then it has no tilings."""
 
 
 def _divided(
@@ -126,19 +137,19 @@ def _divided(
     store: BlobWriter | None,
     book: TuningBook,
     is_direct: IsDirect,
-) -> _Division | SkippedLayer:
-    """Chooses the tilings, and stores the weights if there is a store; a skipped layer if it is better left dense.
-
-    Raises TilingError.
-    """
+) -> _Division:
+    """Chooses the tilings, and stores the weights if there is a store and the layer is compiled. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_output
     chosen: list[tuple[int, Tiling, TilingChoice]] = []
     for batch in options.batches:
         for tiling, choice in book.tilings(layer.spec, batch * layer.likely_rows, nonzeros, options):
             fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
             chosen.append((batch, fast, choice))
-    if dense := left_dense(layer, layer.weights.nonzeros, ((b, each, one.arch) for b, each, one in chosen), options):
-        return dense
+    count, mask = layer.weights.nonzeros, mask_digest(layer.spec, layer.weights)
+    cases = ((batch, tiling, choice.arch) for batch, tiling, choice in chosen)
+    times = tuple(times_of(layer, count, cases, options)) if chooses(options) else ()
+    if left := left_dense(layer, count, times, options):
+        return _Division("", count, mask, (), times, left)
     by_tiling = _merged(chosen)
     tilings = []
     for tiling, choices in by_tiling:
@@ -148,7 +159,7 @@ def _divided(
         told = len(by_tiling) > 1 or any(each.gpu or each.note for each in choices)
         tilings.append((tiling, parts, whole, tuple(choices) if told else ()))
     weights = layer.weights.digest if store is None else store.put(layer.weights.to_bytes())
-    return _Division(weights, layer.weights.nonzeros, mask_digest(layer.spec, layer.weights), tuple(tilings))
+    return _Division(weights, count, mask, tuple(tilings), times)
 
 
 def _merged(chosen: Sequence[tuple[int, Tiling, TilingChoice]]) -> list[tuple[Tiling, list[TilingChoice]]]:
@@ -211,8 +222,10 @@ def _check(
     if skipped and (options.strict or not builds):
         first = skipped[0]
         also = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
-        why = "--strict allows no skipped layer" if options.strict else "no layer can be compiled"
-        raise UsageError(f"{checkpoint.path}: {why}: {first.name} ({first.operator}): {first.reason}{also}")
+        named = f"{first.name} ({first.operator}): {first.reason}{also}"
+        if options.strict:
+            raise UsageError(f"{checkpoint.path}: --strict allows no skipped layer: {named}")
+        raise NothingToCompileError(f"{checkpoint.path}: no layer can be compiled: {named}")
 
 
 def empty_layers_warning(builds: Iterable[Build]) -> str:

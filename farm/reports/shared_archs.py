@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from codegen.ir.layer_spec import LIKELY_ROWS
 from codegen.kernels import tiled
-from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.cost_model import network_microseconds
 from codegen.target.arch import served_archs
 from codegen.target.device_model import DeviceModel
 from farm.jobs.model import Build, BuildOptions, NewJob
@@ -50,7 +50,7 @@ def shared_costs(job: NewJob, own: NewJob) -> tuple[SharedCost, ...]:
 def kernel_microseconds(build: Build, batch: int, device: DeviceModel) -> float:
     """Predicted time of a layer's kernels on a GPU, at a batch size."""
     rows, density = batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
-    return predict_microseconds(tiled(build.spec, build.tiling), rows, density, device=device)
+    return network_microseconds(tiled(build.spec, build.tiling), rows, density, device)
 
 
 def _microseconds(job: NewJob, arch: str, device: DeviceModel, batch: int) -> float:

@@ -43,7 +43,7 @@ def whole_bundle(
 ) -> Path:
     """A bundle with all layers of a checkpoint whose code is not too large; its cubins are not code."""
     store = stored_cubins()
-    options = BuildOptions((arch,), batches_of(batch), code_limit_bytes=code_limit_bytes)
+    options = BuildOptions((arch,), batches_of(batch), code_limit_bytes=code_limit_bytes, leave_dense="never")
     new = new_job(checkpoint, options, namespace="", name=checkpoint.name, store=store)
     job = replace(JOB, options=options, network=new.network, model_digest=new.model_digest, skipped=new.skipped)
     builds = [replace(each, id=i) for i, each in enumerate(new.builds)]

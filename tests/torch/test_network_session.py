@@ -23,7 +23,7 @@ from farm.bench.networks.cases import NetworkCase, NetworkModel, bundles_for, se
 from farm.bench.networks.session import OVER, LoadedNetwork, NetworkRules, NetworkSession, layer_kernels
 from farm.bench.networks.torch_timing import Timing
 from farm.bundle.reader import Bundle
-from farm.errors import UsageError
+from farm.errors import NothingToCompileError, UsageError
 from farm.store import open_store
 from farm.testing import laptop_settings
 from tests.torch.bundles import whole_bundle
@@ -208,6 +208,24 @@ def test_what_is_given_is_measured_and_the_rest_compiled_for_the_gpu_that_is_the
     assert results.environment["gpu"] == "NVIDIA Played"
     own = results.of(GENERATED)
     assert {case.batch: each.facts["compile_seconds"] for case, each in own.items()} == {1: None, 8: 12.5}
+
+
+def test_a_network_that_is_better_left_dense_has_no_time_and_ends_no_others(
+    tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(model: NetworkModel, batch: int, arch: str) -> tuple[Path, float]:
+        if batch == 8:
+            raise NothingToCompileError("the network is as fast dense")
+        return compiled_here(tmp_path, model, batch, arch)
+
+    played(monkeypatch, checkpoint)
+    model = NetworkModel("lenet5", tmp_path / "lenet5.onnx", checkpoint)
+    plan = NetworkPlan((model,), (8, 1), rules=NetworkRules(()))
+    found = benchmark_networks(laptop_settings(tmp_path), plan, compiled, lambda _: None, local=True).measurements
+    assert [(each.case.batch, each.microseconds, each.reason) for each in found] == [
+        (8, None, "the network is as fast dense"),
+        (1, OWN_LATENCY, ""),
+    ]
 
 
 def test_a_bundle_that_runs_on_no_such_gpu_is_refused_before_anything_is_measured(

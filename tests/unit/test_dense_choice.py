@@ -17,6 +17,7 @@ from codegen.selection.dense_cost import predict_dense_microseconds
 from codegen.target.device_model import DEVICES, device_named
 from farm.api import Farm
 from farm.errors import UsageError
+from farm.jobs.dense_choice import LayerTimes, whole_left_dense
 from farm.jobs.model import BuildOptions, NewJob
 from farm.jobs.submission import new_job
 from farm.store.memory import MemoryStore
@@ -53,6 +54,23 @@ def test_it_is_compiled_if_one_of_the_architectures_gains() -> None:
     assert predict_dense_microseconds(DENSE.spec, 64, "fp32", device=slow) > 1000
     both = submitted(replace(OPTIONS, archs=("sm_75", "sm_90"), allow_tf32=False))
     assert not both.skipped
+
+
+def times(compiled: float, left: float, dense: float) -> LayerTimes:
+    return LayerTimes("FP16, H100", compiled, left, dense)
+
+
+def test_a_network_that_gains_little_is_left_dense_as_a_whole_and_the_reason_names_both_times() -> None:
+    layers = [((times(50, 60, 50),), False), ((times(90, 60, 50),), True)]
+    assert whole_left_dense(layers, OPTIONS) == (
+        "the network is as fast dense, by prediction: 100.0 us in PyTorch, 110.0 us compiled (FP16, H100); "
+        "--leave-dense never compiles it"
+    )
+    faster = [((times(20, 60, 50),), False), ((times(90, 60, 50),), True)]
+    assert not whole_left_dense(faster, OPTIONS)
+    on_two = [((*slow, *fast), left) for (slow, left), (fast, _) in zip(layers, faster, strict=True)]
+    assert not whole_left_dense(on_two, OPTIONS)
+    assert not whole_left_dense(layers, replace(OPTIONS, leave_dense="never"))
 
 
 def test_a_layer_below_the_least_sparsity_is_left_dense_in_any_case() -> None:

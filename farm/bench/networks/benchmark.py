@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Checkpoint
 from codegen.toolchain.temp_folders import TempFolder
 from farm.bench.environment import network_environment
+from farm.bench.layers.contenders import GENERATED
 from farm.bench.layers.results import NETWORKS_KIND, Measurement, Results, write_results
 from farm.bench.networks.cases import NetworkCase, NetworkModel, Source, check_arch, received, sent_cases
 from farm.bench.networks.session import LoadedNetwork, NetworkRules, NetworkSession
 from farm.bundle.reader import Bundle
 from farm.config.settings import Settings, compilations_folder
 from farm.cuda.measure.workload import CaseKey
-from farm.errors import UsageError
+from farm.errors import NothingToCompileError, UsageError
 from farm.executors import open_gpu
 from farm.executors.contract import Notice, no_notice
 from farm.extras import way_out
@@ -66,9 +68,14 @@ def benchmark_networks(
         results = Results(environment, plan.to_json())
         if plan.file:
             write_results(plan.file, results)  # before minutes are spent: writing may fail
-        cases = [_case(plan, model, batch, environment["device"]["arch"], compiled) for model, batch in _wanted(plan)]
+        cases, refused = [], []
+        for model, batch in _wanted(plan):
+            try:
+                cases.append(_case(plan, model, batch, environment["device"]["arch"], compiled))
+            except NothingToCompileError as error:
+                refused.append(Measurement(model.key(batch), GENERATED, None, str(error)))
         sent = sent_cases(cases, open_store(settings)) if gpu.is_remote else cases
-        for measurement in gpu.run(partial(network_work, cases=sent, rules=plan.rules)):
+        for measurement in chain(refused, gpu.run(partial(network_work, cases=sent, rules=plan.rules))):
             results = replace(results, measurements=(*results.measurements, measurement))
             if plan.file:
                 write_results(plan.file, results)
