@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,7 +27,7 @@ from farm.cuda.prefetch import CodePrefetcher
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
 from farm.testing import laptop_settings
-from farm.torch import capture, load, write_package
+from farm.torch import capture, load
 from tests.gpu.workbench import settings_of
 from tests.unit.onnx_models import sequence_network, squeeze_and_excitation, values
 
@@ -300,25 +298,3 @@ def test_a_bundle_without_code_for_this_gpu_says_what_to_compile(fetched: Path, 
     assert bundle.archs == (device.arch,)
     with pytest.raises(UsageError, match=f"only, not for .*: compile the model with --arch {device.arch}"):
         load(strange)
-
-
-CALL = """
-import sys
-import torch
-
-network = torch._inductor.aoti_load_package(sys.argv[1])
-torch.save([network(x) for x in torch.load(sys.argv[2])], sys.argv[3])
-assert "farm" not in sys.modules
-"""
-
-
-def test_a_package_gives_the_same_bits_in_a_process_without_farm(fetched: Path, tmp_path: Path) -> None:
-    package = write_package(Bundle(fetched / "resnet18"), tmp_path / "model.pt2")
-    assert package.batch is None
-    xs = [torch.from_numpy(inputs("resnet18", batch)).cuda() for batch in (1, 2, 9)]
-    torch.save(xs, tmp_path / "inputs")
-    command = [sys.executable, "-c", CALL, package.path, tmp_path / "inputs", tmp_path / "outputs"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    net = load(fetched / "resnet18")
-    for x, y in zip(xs, torch.load(tmp_path / "outputs"), strict=True):
-        assert torch.equal(net(x), y)
