@@ -59,7 +59,7 @@ def test_a_layer_in_parts_has_no_single_cubin(farm: Farm, monkeypatch: pytest.Mo
     [job] = farm.compile([checkpoint(layer("conv1"))], BuildOptions(("sm_90",)))
     conv1 = farm.compiled(job.id)["conv1"]["sm_90"]
     assert len({part.cubin for part in conv1.parts}) == 2
-    with pytest.raises(UsageError, match="conv1 has 2 cubins for sm_90: launch all of its `parts`"):
+    with pytest.raises(UsageError, match="conv1 has 2 cubins for sm_90: launch those of `parts_for`"):
         _ = conv1.cubin
 
 

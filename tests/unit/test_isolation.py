@@ -58,7 +58,7 @@ def logged(farm: Farmyard, job: Job) -> str:
         (builds, {"spec": {"step": "from_next_version"}}, "KeyError"),
         (builds, {"tiling": {"kernel": "conv2d", "turned": True}}, "TypeError"),
         (builds, {"parts": 7}, "TypeError"),
-        (jobs, {"options": {"archs": ["sm_90"], "gpus": [], "shared": [], "colour": "red"}}, "colour"),
+        (jobs, {"options": {"archs": ["sm_90"], "batches": [1], "gpus": [], "shared": [], "colour": "red"}}, "colour"),
         (jobs, {"skipped": [{"name": "pool"}]}, "TypeError"),
     ],
 )
