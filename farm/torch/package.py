@@ -181,7 +181,7 @@ def _traced(
             return torch.export.export(module, example, dynamic_shapes=sizes)
     except UsageError:
         raise
-    except Exception as error:
+    except Exception as error:  # tracing runs every operator of the network, which may raise anything
         raise UsageError(
             f"{bundle.path}: torch.export cannot trace the network ({reason_of(error)}): {WAY_OUT}"
         ) from error
@@ -240,7 +240,7 @@ def _compiled(bundle: Bundle, program: torch.export.ExportedProgram, path: Path,
     }
     try:
         _inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
-    except Exception as error:
+    except Exception as error:  # AOTInductor raises errors of its compilers as they are
         raise UsageError(
             f"{bundle.path}: AOTInductor cannot compile the network ({reason_of(error)}): {WAY_OUT}"
         ) from error
