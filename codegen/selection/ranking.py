@@ -36,8 +36,8 @@ ROUNDED = 0.999
 LARGE_CODE = 1.5
 """Most instructions per non-zero weight of a layer beyond that limit, if some tiling has fewer."""
 MOST_EXCESS = 2.0
-"""Most code of a linear layer's tiling over that limit: the excess counts as time. With a limit alone, a layer a little
-sparser than another lost its fastest tiling."""
+"""Most code of a tiling over that limit, for a linear layer of many rows: the excess counts as time. With a limit alone, a
+layer a little sparser than another lost its fastest tiling."""
 DIRECT_DENSITY = 0.05
 """Highest density at which direct_global is predicted: a denser layer uses every input often."""
 DIRECT_GAIN = 1.25
@@ -136,7 +136,7 @@ def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float, 
     sizes: list[tuple[AnyTiled, Stream, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
     limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
-    most_excess = MOST_EXCESS if layer.geometry.is_linear else 1.0
+    most_excess = MOST_EXCESS if layer.geometry.is_linear and question.batch > SPLIT_ROWS else 1.0
     least = ROUNDED * density * spec.weights_count
     for candidate in candidates(layer):
         if candidate.rows * least > most_excess * limit:

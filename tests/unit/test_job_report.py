@@ -20,7 +20,7 @@ from cli.report.page import report_page
 from codegen.ir.checkpoint import Layer
 from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, Linear, SkippedLayer
 from codegen.kernels import tiled
-from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.cost_model import network_microseconds
 from codegen.target.device_model import typical_device
 from farm.jobs.model import Outcome
 from farm.reports.job_report import KernelTime
@@ -130,7 +130,7 @@ def test_times_are_measured_where_a_record_gave_the_tiling_and_predicted_elsewhe
     assert both.layers[0].time_for("sm_90") == KernelTime(4.5, "NVIDIA H200", measured=True)
     build = both.layers[0].for_arch("sm_80").build
     density = build.nonzeros / build.spec.weights_count
-    time = predict_microseconds(tiled(build.spec, build.tiling), 64, density, device=typical_device("sm_80"))
+    time = network_microseconds(tiled(build.spec, build.tiling), 64, density, typical_device("sm_80"))
     assert both.layers[0].time_for("sm_80") == KernelTime(time, "A100", measured=False)
     assert both.arch_groups() == [("sm_80",), ("sm_90",)]
     page = Words(report_page(both)).text
