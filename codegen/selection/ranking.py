@@ -36,8 +36,8 @@ ROUNDED = 0.999
 LARGE_CODE = 1.5
 """Most instructions per non-zero weight of a layer beyond that limit, if some tiling has fewer."""
 MOST_EXCESS = 2.0
-"""Most code of a tiling over that limit, for a linear layer of many rows: the excess counts as time. With a limit alone, a
-layer a little sparser than another lost its fastest tiling."""
+"""Most code of a tiling over that limit, for a linear layer of many rows: the excess counts as time. By a limit alone,
+a layer a little sparser than another lost its fastest tiling."""
 DIRECT_DENSITY = 0.05
 """Highest density at which direct_global is predicted: a denser layer uses every input often."""
 DIRECT_GAIN = 1.25
