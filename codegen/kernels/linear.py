@@ -16,7 +16,7 @@ from codegen.kernels.output_region import Region
 from codegen.kernels.placeholders import FIRST_BIAS, immediate
 from codegen.kernels.streams import QUAD
 from codegen.kernels.weight_stream import Store
-from codegen.kernels.workload import ASYNCHRONOUS_COPY, Workload, bank_conflicts, exchange_instructions
+from codegen.kernels.workload import ASYNCHRONOUS_COPY, WARP, Workload, bank_conflicts, exchange_instructions
 
 ENTRY = "linear"
 SOURCE = "linear.cu"
@@ -34,7 +34,6 @@ LOOPED_CHANNELS = 64
 """Channels of a chunk from which on its copies are a loop: a line for each would be most of the code."""
 PAIR_COPY = 14.0
 """Instructions of a looped copy in float16: two loads, packing of their halves, a store, the addresses."""
-WARP = 32
 TAKEN_TOGETHER = 8
 """Rows whose outputs a thread loads before it stores them."""
 TAKE_INSTRUCTIONS = 3

@@ -18,7 +18,7 @@ from codegen.kernels import weight_stream
 from codegen.kernels.convolution import block_region, map_parameters
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import AnyTiled, LoweredConvolution, TiledConvolution
-from codegen.kernels.workload import Workload, table_refusal, table_workload
+from codegen.kernels.workload import WARP, Workload, table_refusal, table_workload
 
 __all__ = [
     "ENTRY",
@@ -45,7 +45,6 @@ BUFFER_WORDS = BUFFER_UNITS * UNIT_WORDS + 4
 """Words of a buffer: the output channels of a warp read theirs from different banks."""
 ALIGNED_WORDS = 32
 """Alignment of the parts of a table: 128 bytes."""
-WARP = 32
 MOST_THREADS = 1024
 MOST_SLICES = 8
 ROWS = (1, 2, 4, 7)

@@ -18,6 +18,8 @@ BLOCK_SHARED_BYTES = 224 * 1024
 """Shared memory that a block can opt in to on data centre GPUs with clusters: nearly all of a multiprocessor's."""
 
 
+WARP = 32
+"""Threads of a warp."""
 ASYNCHRONOUS_COPY = 8.0
 """Instructions of one asynchronous copy to shared memory, with its share of common ones: fitted."""
 

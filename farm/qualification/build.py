@@ -93,7 +93,7 @@ def build_shape(
         except MachineCodeError as error:
             refused[_reason(error)] += 1
             continue
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001 - any of them would crash a job
             crashed.append(f"{name}: {traceback.format_exc()}")
             continue
         try:

@@ -40,5 +40,5 @@ class Session:
         """The named outputs. Raises OnnxRuntimeError."""
         try:
             return list(self._session.run(list(outputs), dict(inputs)))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - onnxruntime's own, which have no common class
             raise OnnxRuntimeError(" ".join(str(error).split())) from None

@@ -27,7 +27,7 @@ class Shipped:
     inputs: Callable[[], Mapping[str, Array]]
     """Inputs of its kind; their shapes are the ones that the model is compiled for."""
     decide: Callable[[Sequence[Array]], Array]
-    """What its user reads from its outputs."""
+    """Decisions that a user reads from the outputs."""
     values: Mapping[str, int] = field(default_factory=dict)
     """Inputs that are fixed: --input-value."""
 
@@ -111,7 +111,7 @@ def _largest(outputs: Sequence[Array]) -> Array:
 
 
 def _above(threshold: float, outputs: Sequence[Array]) -> Array:
-    """What is found, where each output is a probability."""
+    """The classes found, given one probability per output."""
     return np.concatenate([(each > threshold).ravel() for each in outputs])
 
 

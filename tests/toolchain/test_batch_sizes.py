@@ -23,7 +23,7 @@ BATCHES = (1, 8, 64)
 SERVED = {1: 1, 3: 8, 8: 8, 20: 8, 64: 64}
 """The batch size whose kernels run a number of images."""
 FEW = {3: 8}
-"""The same for a network that takes long to emulate."""
+"""The subset of SERVED for a network that is slow to emulate."""
 
 
 def lenet(folder: Path) -> Path:

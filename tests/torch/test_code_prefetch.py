@@ -67,7 +67,7 @@ def said(monkeypatch: pytest.MonkeyPatch, waits: list[int]) -> list[str]:
 
 
 def layer(*addresses: int | None) -> list[Any]:
-    """Of parts whose code lies there, for any number of images."""
+    """A layer whose parts have code at these addresses, for any number of images."""
     return [group(*addresses)]
 
 

@@ -40,7 +40,7 @@ int aoti_torch_get_current_cuda_stream(int32_t device, void **stream) {{
     return 0;
 }}
 """
-"""What the driver that is played lacks, and PyTorch without CUDA too."""
+"""Functions missing from both the stub driver and a CPU build of PyTorch."""
 CALL = """
 import sys
 import torch

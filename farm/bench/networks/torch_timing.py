@@ -168,8 +168,10 @@ class NetworkGpu:
             except EOFError:
                 return "the process that compiled it died"
             finally:
-                with suppress(ProcessLookupError):  # it has not come to start its group, and no compiler either
-                    os.killpg(process.pid or 0, signal.SIGKILL)
+                if process.pid is not None:
+                    # Without a group of its own yet, the process has started no compiler.
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
                 process.join()
 
