@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from torch import fx, nn
 from codegen.frontend.onnx.export.network import Network, NetworkNode
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
+from farm.torch.compiled_rest import CompiledRest, CompileRest, is_compiled
 from farm.torch.concat_outputs import Place, plan_places
+from farm.torch.host_numbers import as_value
+from farm.torch.host_numbers import on_host as host_operator
 from farm.torch.host_values import MAKERS, OF_SHAPES, host_values, is_short
 from farm.torch.layer import Compute, forget, layers_on, prefetch_code, register
 from farm.torch.linear import own_gemm
@@ -30,22 +33,25 @@ OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
 """Operators with a faster implementation than PyTorch's."""
 
 
-def load(path: Path | str, device: torch.device | str = "cuda") -> nn.Module:
+def load(path: Path | str, device: torch.device | str = "cuda", *, compile_rest: CompileRest = "auto") -> nn.Module:
     """Load the network of a bundle (a folder or file of `farm fetch`) as a module on a GPU.
 
     The module takes the inputs of the ONNX model in order, with any batch size that the model leaves open, and returns
     its output or a tuple of outputs. Compiled layers run on the current stream. For inference only, without gradients.
-    It is run once, on zeros, unless its inputs have open sizes besides the batch. Raises UsageError for an invalid
-    bundle, an operator that cannot run, or a GPU that the bundle has no code for, and DeviceError without a GPU.
+    It is run once, on zeros, unless its inputs have open sizes besides the batch. What it leaves to PyTorch goes
+    through torch.compile if it is more than a few operators: the first call with a shape then takes 10 to 60 s, less if
+    PyTorch's cache has it; `compile_rest` is "always" or "never" otherwise. Raises UsageError for an invalid bundle, an
+    operator that cannot run, or a GPU that the bundle has no code for, and DeviceError without a GPU.
     """
     bundle = Bundle(path)
     network = bundle.network
+    is_rest_compiled = is_compiled(network, compile_rest)
     where = torch.device(device)
     layers = layers_on(where, bundle)
     prefetch_code([layers[node.layer] for node in network.nodes if node.layer], where)
     module = module_of(network, bundle.layers, layers, OPERATORS | OWN).to(where).eval()
     _try_once(module, network, where)
-    return module
+    return CompiledRest(module) if is_rest_compiled else module
 
 
 def _try_once(module: fx.GraphModule, network: Network, device: torch.device) -> None:
@@ -120,7 +126,7 @@ class _Builder:
         self._graph = fx.Graph()
         self._values: dict[str, fx.Node] = {}
         self._on_host = host_values(network)
-        self._host_values: dict[str, fx.Node] = {}
+        self._host_values: dict[str, object] = {}
         """Nodes whose results are on the CPU, made when somebody first asks."""
         self._producers = {name: node for node in network.nodes for name in node.outputs}
         self._numbers: list[int] = []
@@ -148,7 +154,7 @@ class _Builder:
         weakref.finalize(module, _forget_all, tuple(self._numbers))
         return module
 
-    def _keep(self, node: NetworkNode, made: fx.Node, values: dict[str, fx.Node]) -> None:
+    def _keep(self, node: NetworkNode, made: fx.Node, values: MutableMapping[str, Any]) -> None:
         """Names the results of a node."""
         made.meta[ONNX_NODE] = f"the {node.operator} '{node.name or node.outputs[0]}'"
         if node.operator not in SEVERAL or len(node.outputs) == 1:
@@ -226,10 +232,11 @@ class _Builder:
         if node.operator in MAKERS:
             more["beside"] = None if on_host else self._values[self._network.inputs[0].name]
         attributes = {
-            name: self._on_cpu(value) if isinstance(value, np.ndarray) else value
+            name: self._on_cpu(value, integers=on_host) if isinstance(value, np.ndarray) else value
             for name, value in node.attributes.items()
         }
-        return self._graph.call_function(self._operators[node.operator], tuple(arguments), {**attributes, **more})
+        function = host_operator(node.operator) if on_host else self._operators[node.operator]
+        return self._graph.call_function(function, tuple(arguments), {**attributes, **more})
 
     def _parameter(self, name: str, operator: str) -> object:
         """An operand that is read on the CPU: a constant as Python numbers, unless its type matters."""
@@ -246,19 +253,21 @@ class _Builder:
                 self._values[name] = self._stored(self._network.constants[name])
         return self._values[name]
 
-    def _host_value(self, name: str) -> fx.Node:
+    def _host_value(self, name: str) -> object:
         """A value on the CPU: a constant, or what follows from shapes."""
         if name not in self._host_values:
             if name in self._on_host:
                 node = self._producers[name]
                 self._keep(node, self._operator(node, on_host=True), self._host_values)
             else:
-                self._host_values[name] = self._on_cpu(self._network.constants[name])
+                self._host_values[name] = self._on_cpu(self._network.constants[name], integers=True)
         return self._host_values[name]
 
-    def _on_cpu(self, constant: NDArray[Any]) -> fx.Node:
-        """A constant that is made on the CPU in each call: a buffer would move with the module."""
+    def _on_cpu(self, constant: NDArray[Any], *, integers: bool = False) -> object:
+        """A constant on the CPU: integers in Python if asked, or a tensor made in each call, which stays there."""
         values = torch.from_numpy(np.array(constant))
+        if integers and not isinstance(value := as_value(values), torch.Tensor):
+            return value
         return self._graph.call_function(torch.tensor, (values.tolist(),), {"dtype": values.dtype})
 
     def _stored(self, constant: NDArray[Any]) -> fx.Node:

@@ -20,7 +20,8 @@ def numbers(values: Numbers) -> list[int]:
     if values is None:
         return []
     listed = values.tolist() if isinstance(values, torch.Tensor) else values
-    return [int(each) for each in listed] if isinstance(listed, Sequence) else [int(listed)]
+    listed = listed if isinstance(listed, Sequence) else [listed]
+    return [each if isinstance(each, torch.SymInt) else int(each) for each in listed]
 
 
 def number(value: Any) -> Any:
@@ -49,10 +50,11 @@ def constant_of_shape(shape: Numbers, value: T | None = None, beside: T | None =
     return torch.full(numbers(shape), value.reshape(-1)[0].item(), dtype=value.dtype, device=_device(beside))
 
 
-def range_of(start: T, limit: T, delta: T, beside: T | None = None, **_: Any) -> T:
-    """Range, on the CPU or on the device of `beside`."""
-    given = start.item(), limit.item(), delta.item()
-    return torch.arange(*given, dtype=start.dtype, device=_device(beside))
+def range_of(start: Any, limit: Any, delta: Any, beside: T | None = None, **_: Any) -> T:
+    """Range of scalars on the CPU, on the CPU or on the device of `beside`."""
+    given = number(start), number(limit), number(delta)
+    kind = start.dtype if isinstance(start, torch.Tensor) else torch.int64
+    return torch.arange(*given, dtype=kind, device=_device(beside))
 
 
 def _vector(values: Sequence[int], beside: T | None) -> T:
@@ -149,8 +151,11 @@ def gather(x: T, indices: T, axis: int = 0, **_: Any) -> T:
 
 
 def expand(x: T, shape: Numbers, **_: Any) -> T:
-    """Expand."""
-    return x.expand(torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape))))
+    """Expand, where sizes of one give way on both sides."""
+    sizes = numbers(shape)
+    have = [1] * (len(sizes) - x.ndim) + list(x.shape)
+    wanted = [1] * (x.ndim - len(sizes)) + sizes
+    return x.expand([mine if size == 1 else size for mine, size in zip(have, wanted, strict=True)])
 
 
 def tile(x: T, repeats: Numbers, **_: Any) -> T:

@@ -284,6 +284,16 @@ def test_what_follows_from_shapes_is_computed_without_the_gpu(tmp_path: Path, na
     assert (elsewhere.device.type, elsewhere.shape) == ("meta", wanted.shape)
 
 
+@pytest.mark.parametrize("name", set(OF_SHAPES) - {"places of a range"})  # which are floats
+def test_torch_compile_follows_shapes_with_an_open_batch_in_one_graph(tmp_path: Path, name: str) -> None:
+    nodes, named = OF_SHAPES[name]
+    module, _ = module_of_model(uncompiled(tmp_path, nodes, ("N", 4, 5, 6), **named))
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for batch in (3, 5, 7):  # from the second on, the batch is open
+        x = torch.from_numpy(values(batch, 4, 5, 6))
+        torch.testing.assert_close(compiled(x), module(x))
+
+
 def test_sizes_places_and_a_recurrent_layer_are_computed_as_the_model_says(tmp_path: Path) -> None:
     path = sequence_network(tmp_path)
     checkpoint = read_checkpoint(path)
