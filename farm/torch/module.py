@@ -27,6 +27,8 @@ from farm.torch.pooling import own_max_pool
 
 SEVERAL = ("GRU", "LSTM", "Split")
 """Operators with all outputs; of other operators only the first is computed."""
+IN_PLACE = ("Slice", "Split")
+"""Operators whose results lie within a tensor, where a layer may read them."""
 ONNX_NODE = "onnx"
 """Under which an fx node's `meta` says what it was in the model."""
 OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
@@ -174,7 +176,7 @@ class _Builder:
 
     def _layer(self, node: NetworkNode) -> fx.Node:
         compute = self._compute[node.layer]
-        inputs = [self._tensor(name) if name else None for name in node.inputs]
+        inputs = [self._contiguous(name) if name else None for name in node.inputs]
         x, residual, gate = [*inputs, None, None][:3]
         if isinstance(compute, nn.Module):
             self._modules += 1
@@ -191,6 +193,14 @@ class _Builder:
         self._graph.call_function(torch.ops.farm.write_layer.default, (x, residual, number, output, gate))
         self._placed.add((place.tensor, node.outputs[0]))
         return output
+
+    def _contiguous(self, name: str) -> fx.Node:
+        """A value for a layer, which reads it contiguous; torch.compile lets whatever computes it write it so."""
+        value = self._tensor(name)
+        maker = self._producers.get(name)
+        if maker is None or maker.layer or maker.operator in IN_PLACE or name in self._places.joined:
+            return value
+        return self._graph.call_method("contiguous", (value,))
 
     def _joined(self, node: NetworkNode) -> fx.Node:
         """A Concat whose inputs are in place, after copies of those that no layer wrote there."""
