@@ -9,14 +9,13 @@ from rich.text import Text
 
 from cli.output.bench import KINDS, microseconds, times
 from cli.output.table import Cell, Column, fitted_table
-from farm.bench.layers.contenders import GENERATED, OWN, REST_COMPILED
+from farm.bench.layers.contenders import GENERATED
 from farm.bench.layers.results import Measurement, Results
 from farm.bench.layers.summary import missing
 from farm.bench.networks.session import PRECISIONS
 from farm.bench.networks.summary import NetworkRow, mode_and_precision, network_rows
 from farm.cuda.measure.workload import CaseKey
 
-_OWN_NAMES = {GENERATED: "ours", REST_COMPILED: "ours under torch.compile"}
 SLOWEST = 4
 """Layers named for each network."""
 
@@ -50,7 +49,7 @@ def _row(row: NetworkRow) -> list[Cell]:
 
 def dense_table(results: Results, width: int) -> Group:
     """One row per network, batch size and PyTorch mode: times of the dense network in microseconds."""
-    found = {(each.case, each.contender): each for each in results.measurements if each.contender not in OWN}
+    found = {(each.case, each.contender): each for each in results.measurements if each.contender != GENERATED}
     columns = [Column("DENSE, IN US", least=8), Column("N", "right"), Column("MODE")]
     columns += [Column(precision.upper(), "right") for precision in PRECISIONS]
     rows: list[list[Cell]] = []
@@ -74,24 +73,18 @@ def slowest_lines(rows: Sequence[NetworkRow]) -> list[Text]:
     return lines
 
 
-def rest_lines(rows: Sequence[NetworkRow]) -> list[Text]:
-    """The networks whose time is one under torch.compile."""
-    named = "; ".join(called(row.case) for row in rows if row.own and row.own.contender == REST_COMPILED)
-    return [Text(f"faster under torch.compile, which compiles the rest: {named}")] if named else []
-
-
 def missing_network_lines(results: Results) -> list[Text]:
     """Each missing time with its reason; cases with the same reason share a line."""
     by_reason: dict[str, list[str]] = {}
     for (contender, reason), cases in missing(results).items():
-        name = _OWN_NAMES.get(contender, contender)
+        name = "ours" if contender == GENERATED else contender
         by_reason.setdefault(reason, []).append(f"{name} of {'; '.join(called(case) for case in cases)}")
     return [Text(f"no time of {', '.join(what)}: {reason}", style="yellow") for reason, what in by_reason.items()]
 
 
 def progress_line(measured: Measurement) -> str:
     """One measurement on one line."""
-    name = _OWN_NAMES.get(measured.contender, measured.contender)
+    name = "ours" if measured.contender == GENERATED else measured.contender
     found = f"{microseconds(measured.microseconds)} us" if measured.microseconds else measured.reason
     return f"{called(measured.case)}: {name} {found}"
 
@@ -105,9 +98,9 @@ def network_tables(results: Results, width: int) -> list[Group | Text]:
     """All tables and lines of the results, in reading order."""
     rows = network_rows(results)
     shown: list[Group | Text] = [network_table(rows, width), Text("")]
-    if any(each.contender not in OWN for each in results.measurements):
+    if any(each.contender != GENERATED for each in results.measurements):
         shown += [dense_table(results, width), Text("")]
-    return [*shown, *rest_lines(rows), *slowest_lines(rows), *missing_network_lines(results)]
+    return [*shown, *slowest_lines(rows), *missing_network_lines(results)]
 
 
 def _share(value: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
@@ -41,14 +42,15 @@ class CompiledRest(nn.Module):
     Under another torch.compile, calls go to the network itself. A capture compiles nothing.
     """
 
-    def __init__(self, network: nn.Module, backend: str = "inductor") -> None:
+    def __init__(self, network: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
         super().__init__()
         self.network = network
         self._compiled = torch.compile(network, backend=backend)
-        self._is_eager = False
+        self.is_eager = False
+        """Whether the rest is not compiled, as that failed."""
 
     def forward(self, *inputs: torch.Tensor) -> Any:
-        if self._is_eager or torch.compiler.is_compiling():
+        if self.is_eager or torch.compiler.is_compiling():
             return self.network(*inputs)
         try:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
@@ -57,7 +59,7 @@ class CompiledRest(nn.Module):
             return self._compiled(*inputs)
         except TorchDynamoException as error:
             output = self.network(*inputs)  # first, as it raises if the inputs are at fault
-            self._is_eager = True
+            self.is_eager = True
             reason = " ".join(str(error).split())[:200]
             warnings.warn(
                 f"torch.compile cannot compile the rest of the network ({reason}), which runs slower now: "

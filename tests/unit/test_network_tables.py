@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.text import Text
 
 from cli.exit_codes import OK, USAGE
 from cli.main import run
-from cli.output.networks import network_table, network_tables
+from cli.output.networks import network_table
 from codegen.model_zoo import NETWORKS, lenet5, write_network
-from farm.bench.layers.contenders import GENERATED, REST_COMPILED
+from farm.bench.layers.contenders import GENERATED
 from farm.bench.layers.plots import plot
-from farm.bench.layers.results import NETWORKS_KIND, WRONG, Measurement, Results, write_results
+from farm.bench.layers.results import NETWORKS_KIND, Measurement, Results, write_results
 from farm.bench.networks.summary import network_rows
 from farm.cuda.measure.workload import CaseKey
 from tests.unit.test_cli_output import shown
@@ -73,20 +72,6 @@ def test_the_table_fits_a_terminal() -> None:
         *("resnet18", "64", "f32", "900", "71,111", "2.00x", "1.00x", "0.50x"),
         *("80%", "15%", "5%", "3e-07", "100%"),
     ]
-
-
-def test_the_time_under_torch_compile_counts_where_it_is_faster_and_a_line_says_where() -> None:
-    results = made_up()
-    first, last = (results.measurements[0], results.measurements[-1])
-    compiled = [Measurement(each.case, REST_COMPILED, time) for each, time in ((first, 800.0), (last, 1000.0))]
-    both = replace(results, measurements=(*results.measurements, *compiled))
-    assert [row.own.microseconds for row in network_rows(both) if row.own] == [800.0, 900.0]
-    assert network_rows(both)[0].dense.keys() == {"fp32", "tf32", "fp16"}
-    lines = [str(each) for each in network_tables(both, 100) if isinstance(each, Text)]
-    assert "faster under torch.compile, which compiles the rest: resnet18 at batch 1, float32" in lines
-    wrong = Measurement(first.case, REST_COMPILED, None, WRONG)
-    assert results.are_right
-    assert not replace(results, measurements=(*results.measurements, wrong)).are_right
 
 
 def test_a_file_of_networks_is_shown_and_drawn_without_a_gpu(

@@ -8,9 +8,6 @@ from codegen.ir.layer_spec import DataType
 
 GENERATED = "generated"
 """Name of the farm's own kernels."""
-REST_COMPILED = "generated-compile"
-"""Name of a network of the farm's under torch.compile, which compiles what the farm leaves to PyTorch."""
-OWN = (GENERATED, REST_COMPILED)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from farm.bench.layers.contenders import OWN
+from farm.bench.layers.contenders import GENERATED
 from farm.cuda.measure.workload import CaseKey
 from farm.errors import UsageError
 
@@ -94,7 +94,7 @@ class Results:
     @property
     def are_right(self) -> bool:
         """Whether no generated kernel has wrong results."""
-        return not any(each.reason.startswith(WRONG) for each in self.measurements if each.contender in OWN)
+        return not any(each.reason.startswith(WRONG) for each in self.of(GENERATED).values())
 
     @property
     def title(self) -> str:

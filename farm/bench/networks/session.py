@@ -14,7 +14,7 @@ from codegen.errors import CodegenError
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import LIKELY_ROWS
-from farm.bench.layers.contenders import GENERATED, REST_COMPILED
+from farm.bench.layers.contenders import GENERATED
 from farm.bench.layers.results import WRONG, Measurement
 from farm.bench.networks.breakdown import LayerKernels, breakdown, median_of
 from farm.bench.networks.cases import input_shapes, inputs_of
@@ -139,14 +139,12 @@ class NetworkSession:
         """Yields each contender's measurement; a failure is a measurement's reason."""
         quick = [mode for mode in self._rules.modes if not MODES[mode].option]
         for case in cases:
-            yield self._guarded(case, GENERATED, partial(self._own, case, "eager"))
+            yield self._guarded(case, GENERATED, partial(self._own, case))
             for mode in quick:
                 yield from self._peers(case, mode)
         for mode in self._rules.modes:
             if mode not in quick:
                 for case in cases:
-                    if mode == "compile":
-                        yield self._guarded(case, REST_COMPILED, partial(self._own, case, mode))
                     yield from self._peers(case, mode)
 
     def _peers(self, case: LoadedNetwork, mode: str) -> Iterator[Measurement]:
@@ -183,9 +181,8 @@ class NetworkSession:
             self._data[case.key] = _Data(inputs, self._gpu.references(case.checkpoint, inputs, at_once))
         return self._data[case.key]
 
-    def _own(self, case: LoadedNetwork, mode: str) -> Measurement:
-        """Measures our network with what it leaves to PyTorch in a mode."""
-        data, option = self._prepared(case), MODES[mode].option
+    def _own(self, case: LoadedNetwork) -> Measurement:
+        data = self._prepared(case)
         tf32 = self._rules.allow_tf32 and case.key.data_type == "float32"
         self._gpu.allow_tf32(tf32)
         begun = self._clock()
@@ -199,9 +196,7 @@ class NetworkSession:
             "code_bytes": code_bytes(case.bundle, self._gpu.arch),
         }
         tolerance = TOLERANCES["tf32"] if tf32 else OWN_TOLERANCES[case.key.data_type]
-        call = self._gpu.compiled(network, option) if option else network
-        contender = REST_COMPILED if option else GENERATED
-        return self._measured(case, contender, call, data.inputs, tolerance, facts, traced=True)
+        return self._measured(case, GENERATED, network, data.inputs, tolerance, facts, traced=True)
 
     def _peer(self, case: LoadedNetwork, mode: str, precision: str) -> Measurement:
         data = self._prepared(case)

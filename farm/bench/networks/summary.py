@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from farm.bench.layers.contenders import OWN
+from farm.bench.layers.contenders import GENERATED
 from farm.bench.layers.results import Measurement, Results, cases_of
 from farm.cuda.measure.workload import CaseKey
 
@@ -16,7 +16,7 @@ class NetworkRow:
 
     case: CaseKey
     own: Measurement | None
-    """The compiled network's measurement, as loaded or under torch.compile, whichever is faster; None if missing."""
+    """The compiled network's measurement; None if missing."""
     dense: dict[str, Measurement]
     """Fastest dense measurement per precision; precisions without a time are absent."""
 
@@ -36,7 +36,8 @@ class NetworkRow:
 
 def network_rows(results: Results) -> list[NetworkRow]:
     """A row per case, in the order of the measurements."""
-    return [NetworkRow(case, _own(results, case), _dense(results, case)) for case in cases_of(results.measurements)]
+    own = results.of(GENERATED)
+    return [NetworkRow(case, own.get(case), _dense(results, case)) for case in cases_of(results.measurements)]
 
 
 def mode_and_precision(contender: str) -> tuple[str, str]:
@@ -45,15 +46,10 @@ def mode_and_precision(contender: str) -> tuple[str, str]:
     return mode, precision
 
 
-def _own(results: Results, case: CaseKey) -> Measurement | None:
-    found = [each for each in results.measurements if each.case == case and each.contender in OWN]
-    return min(found, key=lambda each: each.microseconds or float("inf"), default=None)
-
-
 def _dense(results: Results, case: CaseKey) -> dict[str, Measurement]:
     found: dict[str, Measurement] = {}
     for each in results.measurements:
-        if each.case != case or each.contender in OWN or not each.microseconds:
+        if each.case != case or each.contender == GENERATED or not each.microseconds:
             continue
         _, precision = mode_and_precision(each.contender)
         best = found.get(precision)
