@@ -7,13 +7,11 @@ from math import inf, isfinite
 import numpy as np
 
 from codegen.frontend.onnx.graph.graph import Graph
-from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node
-from codegen.ir.layer_spec import Clip, LeakyRelu, Quantize, Step
+from codegen.frontend.onnx.graph.nodes import Node
+from codegen.ir.layer_spec import Clip, LeakyRelu, Step
 
 DEFAULT_SLOPE = float(np.float32(0.01))
 """Slope of a LeakyRelu that gives none, as float32."""
-INTEGERS = ("int8", "uint8", "int16", "uint16")
-"""Quantized types that a layer computes."""
 
 
 def activation(node: Node, graph: Graph, tensor: str) -> tuple[Step, ...] | None:
@@ -34,37 +32,6 @@ def activation(node: Node, graph: Graph, tensor: str) -> tuple[Step, ...] | None
     else:
         return None
     return (LeakyRelu(slope),) if slope is not None and isfinite(slope) else None
-
-
-def quantization(node: Node, graph: Graph, tensor: str) -> tuple[Node, Quantize] | None:
-    """The DequantizeLinear that alone reads a QuantizeLinear of `tensor`, and the step that both compute.
-
-    None for other nodes and for other parameters than one constant scale and zero point, equal in both nodes. Raises
-    UnsupportedError if a constant cannot be computed.
-    """
-    if node.operator != "QuantizeLinear" or node.input(0) != tensor:
-        return None
-    reader = graph.only_reader(node.outputs[0])
-    integer = graph.element_types.get(node.outputs[0])
-    if reader is None or reader.operator != "DequantizeLinear" or reader.domain not in ONNX_DOMAINS:
-        return None
-    scale, zero = _quantized_by(node, graph)
-    if scale is None or zero is None or integer not in INTEGERS or (scale, zero) != _quantized_by(reader, graph):
-        return None
-    with np.errstate(all="ignore"):
-        if not 0 < np.float32(scale) < inf or not isfinite(1 / np.float32(scale)):
-            return None
-    bounds = np.iinfo(integer)
-    return reader, Quantize(scale, int(bounds.min) - zero, int(bounds.max) - zero)
-
-
-def _quantized_by(node: Node, graph: Graph) -> tuple[float | None, int | None]:
-    """Scale and zero point of a node, None where they are not one constant."""
-    zero: int | None = 0
-    if node.input(2):
-        values = graph.constants.read(node.input(2)) if node.input(2) in graph.constants else np.empty(0)
-        zero = int(values.item()) if values.size == 1 else None
-    return scalar(node.input(1), graph), zero
 
 
 def residual(node: Node, graph: Graph, tensor: str, reshaped: str = "") -> str:

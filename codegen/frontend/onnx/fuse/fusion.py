@@ -12,8 +12,9 @@ from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.extract.product import Product
 from codegen.frontend.onnx.extract.weights import rounded
 from codegen.frontend.onnx.fuse.activation_patterns import match_activation
-from codegen.frontend.onnx.fuse.epilogue_steps import activation, quantization, residual
+from codegen.frontend.onnx.fuse.epilogue_steps import activation, residual
 from codegen.frontend.onnx.fuse.folding import Affine, arithmetic, batch_normalization, channel_values, folded
+from codegen.frontend.onnx.fuse.quantization import quantization
 from codegen.frontend.onnx.fuse.view_nodes import Axes, axes_after, axes_transposed, is_copy, is_reshape, is_transpose
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node
