@@ -10,7 +10,7 @@ from cli.examples import EXAMPLES
 from cli.exit_codes import MEANINGS
 from cli.main import root_command
 from farm.bench.layers.contenders import PEERS
-from farm.config.table import SETTINGS, Setting
+from farm.config.settings_table import SETTINGS, Setting
 
 HEAD = """\
 # Command reference

@@ -51,7 +51,7 @@ def show(
 
 def _settings_table(settings: Settings, width: int) -> Table:
     from farm.config.settings import redacted
-    from farm.config.table import SETTINGS
+    from farm.config.settings_table import SETTINGS
 
     table = plain_table(width)
     columns = ("SETTING", "VARIABLE", "VALUE", "ORIGIN", *(("WHAT IT IS",) * (width >= WITH_SENTENCES)))
@@ -65,7 +65,7 @@ def _settings_table(settings: Settings, width: int) -> Table:
 
 
 def _settings_json(settings: Settings) -> dict[str, Any]:
-    from farm.config.table import SETTINGS
+    from farm.config.settings_table import SETTINGS
 
     return {
         each.name: {

@@ -73,7 +73,7 @@ def _write(path: Path, text: str, option: str) -> None:
 
 
 def _job_page(farm: Farm, job: str) -> str:
-    from cli.report.page import report_page
+    from cli.report.job_page import report_page
 
     return report_page(farm.report(job))
 

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from cli.report.job_page import report_page
 from cli.report.live_page import live_page, live_view
-from cli.report.page import report_page
 from farm.errors import FarmError, NotFoundError, UsageError
 from farm.http_server import HttpServer, PageHandler
 

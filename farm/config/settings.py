@@ -16,7 +16,7 @@ import platformdirs
 
 from codegen.sass.qualification import Trust
 from farm.config.price import Price
-from farm.config.table import SETTINGS
+from farm.config.settings_table import SETTINGS
 from farm.errors import UsageError
 
 

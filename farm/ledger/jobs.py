@@ -40,7 +40,7 @@ from farm.ledger.rows import (
     result_row,
     unreadable_text,
 )
-from farm.ledger.running import RunningJobs
+from farm.ledger.running_jobs import RunningJobs
 from farm.ledger.statistics import StatisticsTable
 from farm.ledger.tables import builds, coordinators, events, jobs, keys, now, results, submissions
 from farm.ledger.tuning import TuningTable

@@ -1,4 +1,7 @@
-"""Leases by name: at most one process at a time does a kind of work, by the database's clock."""
+"""Leases by name: at most one process at a time does a kind of work, by the database's clock.
+
+Leases of coordinators, by which they hold jobs, are in `coordinators.py`.
+"""
 
 from __future__ import annotations
 

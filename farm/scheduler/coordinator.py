@@ -24,7 +24,7 @@ from farm.scheduler.in_flight import InFlightKeys
 from farm.scheduler.lease import BEAT_SECONDS, LEASE_SECONDS, Lease
 from farm.scheduler.progress import Progress
 from farm.scheduler.retry import RetryPolicy
-from farm.scheduler.run import Run
+from farm.scheduler.scheduler import Scheduler
 from farm.scheduler.traces import Traces, open_traces
 from farm.store.contract import Store
 from farm.worker.messages import Fault
@@ -146,7 +146,7 @@ class Coordinator:
         claim: Callable[[], list[str]],
         over: Callable[[], bool],
     ) -> None:
-        run = Run(
+        scheduler = Scheduler(
             self._store,
             self._executor,
             InFlightKeys(self._ledger.coordinators, self.name, self._clock),
@@ -154,24 +154,24 @@ class Coordinator:
             recache=self._settings.recache,
             clock=self._clock,
         )
-        eta = EtaEstimator(run.tasks, self._clock)
+        eta = EtaEstimator(scheduler.tasks, self._clock)
         asked_at = estimated_at = -ESTIMATE_SECONDS
         while True:
             lease.check()
-            asks = run.wants_jobs and (not held_jobs.job_ids or self._clock.now() - asked_at >= POLL_SECONDS)
+            asks = scheduler.wants_jobs and (not held_jobs.job_ids or self._clock.now() - asked_at >= POLL_SECONDS)
             new: list[str] = []
             if asks:
                 asked_at = self._clock.now()
                 if new := [*held_jobs.take_orphans(), *claim()]:
-                    run.release(new)  # a job may have been lost and claimed again before this was noticed
-                    run.add(held_jobs.begin(new, self._toolchain), new)
-            if run.busy:
-                events = run.step()
+                    scheduler.release(new)  # a job may have been lost and claimed again before this was noticed
+                    scheduler.add(held_jobs.begin(new, self._toolchain), new)
+            if scheduler.busy:
+                events = scheduler.step()
                 held_jobs.take(events)
-                run.add_parts(held_jobs.cut(self._toolchain))
-                held_jobs.set_active(run.tasks.active_jobs())
+                scheduler.add_parts(held_jobs.cut(self._toolchain))
+                held_jobs.set_active(scheduler.tasks.active_jobs())
                 eta.observe(events, self._executor.running())
-            run.release(held_jobs.write())
+            scheduler.release(held_jobs.write())
             if held_jobs.job_ids and self._clock.now() - estimated_at >= ESTIMATE_SECONDS:
                 estimated_at = self._clock.now()
                 held_jobs.report(eta.estimate(held_jobs.job_ids), self._core_wait())

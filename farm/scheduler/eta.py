@@ -8,10 +8,10 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from farm.ledger.running import Outlook
+from farm.ledger.running_jobs import Outlook
 from farm.scheduler.backlog import Group, Place
 from farm.scheduler.clock import Clock
-from farm.scheduler.run import CubinDone, Event, TemplateDone
+from farm.scheduler.scheduler import CubinDone, Event, TemplateDone
 from farm.scheduler.task import URGENT, CubinTask, State, Task
 from farm.scheduler.task_graph import TaskGraph
 from farm.worker.messages import CubinFacts, Request, Turn

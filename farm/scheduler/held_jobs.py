@@ -25,7 +25,7 @@ from farm.scheduler.held_job import FailedCubin, HeldJob
 from farm.scheduler.plan import Plan, Target, no_longer_whole, plan, plan_of
 from farm.scheduler.progress import Progress, RunStatus
 from farm.scheduler.retry import LOWER_LEVEL, RetryPolicy
-from farm.scheduler.run import CubinDone, Event, Retried, Submitted, TemplateDone
+from farm.scheduler.scheduler import CubinDone, Event, Retried, Submitted, TemplateDone
 from farm.scheduler.traces import Traces
 from farm.worker.messages import CubinRequest, Failure, Fault, TemplateRequest
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from farm.config.settings import Settings, node_cache_folder
 from farm.errors import UsageError
 from farm.signing import MAKE_KEY, read_keyring
+from farm.store.cache_folder import CacheFolder
 from farm.store.contract import Store
 from farm.store.disk import DiskStore
-from farm.store.lru import CacheFolder
 from farm.store.s3 import S3Store
 from farm.store.signed import SignedStore
 from farm.store.tiered import TieredStore

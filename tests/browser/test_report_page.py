@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from cli.report.page import report_page
+from cli.report.job_page import report_page
 from cli.report.sweep import sweep_page
 from codegen.ir.layer_spec import Conv2d, Linear, SkippedLayer
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed

@@ -7,7 +7,7 @@ import re
 from cli import exit_codes
 from cli.reference import reference
 from farm.config.settings import Settings
-from farm.config.table import SETTINGS
+from farm.config.settings_table import SETTINGS
 from tests.house.tree import ROOT
 
 

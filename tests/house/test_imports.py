@@ -21,7 +21,7 @@ MAY_IMPORT = {
 
 FARM_LAYERS = (
     ("errors", "config.units", "config.price"),
-    ("extras", "signing", "config.table", "http_server"),
+    ("extras", "signing", "config.settings_table", "http_server"),
     ("jobs.model", "config"),
     ("store", "jobs.completeness"),
     ("worker", "tuning", "qualification.record"),

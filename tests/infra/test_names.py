@@ -11,7 +11,7 @@ import typer.main
 
 from cli.main import app
 from farm.config.settings import load_settings
-from farm.config.table import SETTINGS
+from farm.config.settings_table import SETTINGS
 from tests.house.tree import ROOT
 from tests.infra.documents import IMAGE, INFRA, commands, documents, kubernetes
 

@@ -14,7 +14,7 @@ from sqlalchemy import update
 from codegen.ir.tiling import Tiling
 from farm.jobs.model import Job, JobSet, Status
 from farm.ledger import Ledger
-from farm.ledger.running import Outlook
+from farm.ledger.running_jobs import Outlook
 from farm.ledger.tables import coordinators, jobs
 from farm.scheduler.in_flight import InFlightKeys
 from farm.worker.cache_lookup import find_cubin, find_template

@@ -15,7 +15,7 @@ import pytest
 from cli.main import run
 from cli.output.format import size
 from farm.jobs.model import Status
-from farm.ledger.running import Outlook
+from farm.ledger.running_jobs import Outlook
 from farm.store.disk import DiskStore
 from tests.store_contract import blob_name
 from tests.unit.farmyard import Farmyard

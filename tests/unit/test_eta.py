@@ -13,7 +13,7 @@ from codegen.ir.tiling import Part, Tiling
 from farm.scheduler import eta
 from farm.scheduler.eta import LEFT_OF_LATE, PRIOR_SECONDS, REQUEST_SECONDS, URGENT_SHARE, Estimate, EtaEstimator
 from farm.scheduler.plan import Target
-from farm.scheduler.run import CubinDone
+from farm.scheduler.scheduler import CubinDone
 from farm.scheduler.task import TO_BUILD, URGENT, CubinTask, Rank, State, Task, TemplateTask
 from farm.scheduler.task_graph import TaskGraph
 from farm.worker.messages import CubinFacts, CubinRequest, CubinResult, TemplateRequest

@@ -16,7 +16,7 @@ from PIL import Image
 
 from cli.main import run
 from cli.report.figures import zeros_picture
-from cli.report.page import report_page
+from cli.report.job_page import report_page
 from codegen.ir.checkpoint import Layer
 from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, Linear, SkippedLayer
 from codegen.kernels import tiled

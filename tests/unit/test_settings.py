@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.config.settings import load_settings, node_cache_folder, redacted
-from farm.config.table import SETTINGS
+from farm.config.settings_table import SETTINGS
 from farm.errors import UsageError
 
 

@@ -16,9 +16,9 @@ from farm.config.settings import load_settings
 from farm.errors import StoreDeniedError, StoreError, StoreUnavailableError, UsageError
 from farm.signing import MAKE_KEY, read_keyring
 from farm.store import open_store
+from farm.store.cache_folder import CacheFolder
 from farm.store.contract import Store, blob_digest
 from farm.store.disk import DiskStore
-from farm.store.lru import CacheFolder
 from farm.store.memory import MemoryStore
 from farm.store.signed import SignedStore, was_rejected
 from farm.store.tiered import TieredStore

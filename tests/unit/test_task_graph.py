@@ -17,7 +17,7 @@ from farm.errors import StoreUnavailableError
 from farm.scheduler.in_flight import InFlightKeys
 from farm.scheduler.plan import Plan, Target
 from farm.scheduler.retry import RetryPolicy
-from farm.scheduler.run import CubinDone, Run
+from farm.scheduler.scheduler import CubinDone, Scheduler
 from farm.scheduler.task import ALLOWED_MOVES, CubinTask, State, TemplateTask
 from farm.scheduler.task_graph import TaskGraph
 from farm.store.contract import Record
@@ -118,7 +118,7 @@ class Scheduling(RuleBasedStateMachine):
         self.registry = KeyRegistry()
         self.executor = StagedExecutor(self.store, self.registry)
         keys = InFlightKeys(self.registry, "me", self.clock)
-        self.run = Run(self.store, self.executor, keys, RETRY_POLICY, recache=False, clock=self.clock)
+        self.scheduler = Scheduler(self.store, self.executor, keys, RETRY_POLICY, recache=False, clock=self.clock)
         self.jobs: dict[str, set[int]] = {}
         """By id, the layers still to come."""
         self.count = 0
@@ -128,14 +128,14 @@ class Scheduling(RuleBasedStateMachine):
         self.count += 1
         name = f"job{self.count}"
         self.jobs[name] = set(layers)
-        self.run.add(plan_of(name, sorted(layers), level), [name])
+        self.scheduler.add(plan_of(name, sorted(layers), level), [name])
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.jobs)))
         del self.jobs[name]
-        self.run.release([name])
+        self.scheduler.release([name])
 
     @precondition(lambda self: self.executor.flying)
     @rule(data=st.data(), fault=st.sampled_from([None, None, Fault.TIME, Fault.TIME, *Fault]))
@@ -166,18 +166,18 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        for event in self.run.step():
+        for event in self.scheduler.step():
             if isinstance(event, CubinDone):
                 for target in event.targets:
                     self.jobs[target.job].remove(target.build)  # of a live job, and not told twice
         ended = [name for name, layers in self.jobs.items() if not layers]
-        self.run.release(ended)
+        self.scheduler.release(ended)
         for name in ended:
             del self.jobs[name]
 
     @invariant()
     def every_task_is_wanted_and_goes_on(self) -> None:
-        tasks = {task.key: task for task in self.run.tasks}
+        tasks = {task.key: task for task in self.scheduler.tasks}
         assert {key for key, task in tasks.items() if task.state is State.IN_FLIGHT} == set(self.executor.flying)
         for task in tasks.values():
             if isinstance(task, TemplateTask):
@@ -196,11 +196,13 @@ class Scheduling(RuleBasedStateMachine):
 
     @invariant()
     def the_backlog_has_every_unsubmitted_task(self) -> None:
-        check_backlog(self.run.tasks)
+        check_backlog(self.scheduler.tasks)
 
     @invariant()
     def every_job_has_a_task_for_each_layer_to_come(self) -> None:
-        found = {(target.job, target.build) for p in self.run.tasks if isinstance(p, CubinTask) for target in p.targets}
+        found = {
+            (target.job, target.build) for p in self.scheduler.tasks if isinstance(p, CubinTask) for target in p.targets
+        }
         assert found == {(name, layer) for name, layers in self.jobs.items() for layer in layers}
 
     def teardown(self) -> None:
@@ -216,9 +218,9 @@ class Scheduling(RuleBasedStateMachine):
             self.every_task_is_wanted_and_goes_on()
             self.clock.sleep(25.0)
         assert self.jobs == {}
-        assert len(self.run.tasks) == 0
+        assert len(self.scheduler.tasks) == 0
         assert self.registry.of == {}
-        assert not any(self.run.tasks.in_state(state) for state in State)
+        assert not any(self.scheduler.tasks.in_state(state) for state in State)
 
 
 TestScheduling = Scheduling.TestCase

@@ -80,7 +80,7 @@ class CubinDone:
 Event = Submitted | Retried | TemplateDone | CubinDone
 
 
-class Run:
+class Scheduler:
     """Drives the task graph through store and executor: oldest job first, then as `Task.rank` says.
 
     The executor is not started if the store has all results.
