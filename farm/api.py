@@ -326,7 +326,7 @@ class Farm:
         return sorted(self._ledger.jobs_by_id(ids).values(), key=lambda job: (job.submitted_at, job.id))
 
     def unfinished(self, ids: Collection[str]) -> set[str]:
-        """Those of these full ids whose jobs have not ended."""
+        """The given full ids whose jobs have not ended."""
         return self._ledger.unfinished(ids)
 
     def check_submission(self, submission: str) -> None:

@@ -264,7 +264,7 @@ def warn_of_other_ledgers(settings: Settings) -> None:
 def warm(request: BuildRequest) -> int:
     """Build the templates of models ahead of time, without a job.
 
-    Of the weights only the density matters: there is one template per band of densities. Weights are not stored.
+    Only the density of the weights matters: there is one template per band of densities. Weights are not stored.
     """
     with _farm() as farm, spinner("building templates") as tell:
         made = farm.warm(request.read(farm), request.options, tell, print_warning)

@@ -48,7 +48,7 @@ def retry(
 ) -> None:
     """Rerun jobs that failed, crashed or were cancelled.
 
-    Builds only what has not succeeded.
+    Cubins that are in the store are not built again.
     """
     _change("retry", lambda farm: farm.retry, job or [], submission, everything, as_json)
 

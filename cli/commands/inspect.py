@@ -32,8 +32,8 @@ def inspect(
 ) -> None:
     """Show a job's layers: shapes, cubins, registers, spills, seconds, bytes.
 
-    Also folded nodes, non-zeros, cache hits and deleted FMAs. The last lines of the first table sum up the job for each
-    architecture. Failures are grouped by cause, with the command that reruns the first of each.
+    The tables also have folded nodes, non-zeros, cache hits and deleted FMAs. The last lines of the first table sum up
+    the job for each architecture. Failures are grouped by cause, with the command that reruns the first of each.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

@@ -85,8 +85,8 @@ def network(
     COMPILED, REST and GAPS are the shares of a replay in which compiled layers, only other kernels, or nothing runs.
     Needs torch.
 
-    max-autotune is measured in TF32 and float16, channels last. What torch.compile makes is kept between runs in the
-    user's cache folder, farm/torch, up to 4 GiB.
+    max-autotune is measured in TF32 and float16, channels last. Kernels that torch.compile makes are kept between runs
+    in the user's cache folder, farm/torch, up to 4 GiB.
     """
     from codegen.frontend.onnx.reader import read_checkpoint
     from codegen.toolchain.temp_folders import TempFolder

@@ -72,7 +72,7 @@ TrustName = Annotated[
     typer.Option(
         "--trust",
         metavar="qualified|checked",
-        help="What auto assembles directly: what a GPU has qualified (default), or also what was checked without one.",
+        help="Code that auto assembles directly: qualified on a GPU (default), or also checked without one.",
         show_default=False,
     ),
 ]
@@ -81,7 +81,7 @@ LeaveDenseName = Annotated[
     typer.Option(
         "--leave-dense",
         metavar="auto|never",
-        help="auto: a layer that PyTorch computes clearly faster, by prediction, is left to it.",
+        help="auto: layers, or the network, that PyTorch is predicted to run clearly faster are left to it.",
     ),
 ]
 AllowTf32 = Annotated[
@@ -128,7 +128,7 @@ def _build_request(
             "--arch",
             metavar="ARCH,...",
             help="Architectures or GPUs, as in sm_80,h100; also all, native or '8.0;9.0+PTX'; sm_80+: one cubin for "
-            "all GPUs that run it, of sm_80, sm_86 and sm_89; may be repeated.",
+            "the GPUs of sm_80, sm_86 and sm_89; may be repeated.",
             show_default=False,
         ),
     ],

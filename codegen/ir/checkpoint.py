@@ -20,7 +20,7 @@ FloatArray = NDArray[np.float32]
 class Weights:
     """The values of one layer: `kernel` of the spec's weights_shape and `bias` [K], float32, finite; -0.0 is zero.
 
-    Those of float16 and bfloat16 layers are values that these types have. Layers whose spec is bounded have `bounds`
+    Weights of float16 and bfloat16 layers are values that these types have. Layers whose spec is bounded have `bounds`
     [C, 2] of their input elements, the lowest and the highest, which may be infinite.
     """
 

@@ -14,7 +14,7 @@ Order = Literal["group", "place"]
 
 @dataclass(frozen=True)
 class Tiling:
-    """Which kernel computes a layer and how it is divided; recorded with every build and part of the template's key.
+    """The kernel of a layer and how its work is divided; recorded with every build and part of the template's key.
 
     `Lowered.tiled` refuses combinations that no kernel has.
     """

@@ -40,7 +40,7 @@ class Kernel:
     ptx: bytes
     launch: Launch
     fmas_kept: int
-    """In all K groups together; a thread runs those of one."""
+    """Multiply-adds of all K groups together; a thread runs those of one."""
     fmas_deleted: int
     """Multiply-adds of the dense layer that were deleted."""
     loads_deleted: int

@@ -239,7 +239,7 @@ def device_named(name: str) -> DeviceModel | None:
 def typical_device(arch: str) -> DeviceModel:
     """The GPU that stands for an architecture such as sm_80 or sm_90a.
 
-    Of an architecture without a GPU in the table, such as sm_88, it is the one of the next older architecture.
+    An architecture without a GPU in the table, such as sm_88, has that of the next older architecture.
     """
     number = _number(arch)
     return DEVICES[max((each for each in DEVICES if _number(each) <= number), key=_number, default="sm_75")][0]

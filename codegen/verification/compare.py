@@ -91,7 +91,7 @@ class Verification:
 def sample_blocks(layer: AnyTiled, grid: Block, seed: int, most_groups: int | None = None) -> list[Block]:
     """Blocks that cover every instruction stream, or `most_groups` drawn ones, and every kind of border.
 
-    A small grid is taken whole. Of a larger one each K group gets some of the tile grid's corners, edge centres and
+    A small grid is taken whole. In a larger one each K group gets some of the tile grid's corners, edge centres and
     random interior tiles, on different images; many K groups share these places among them.
     """
     across = layer.tiles[1]

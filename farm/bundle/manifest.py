@@ -35,7 +35,7 @@ SCHEMA_VERSION = 3
 """Version of the manifest, raised when a reader of the version before would be misled."""
 NO_DIGEST = "0" * 64
 MOST_ARGUMENTS = 7
-"""One of each name."""
+"""Most arguments of a launch: one of each name."""
 MOST_THREADS = 1024
 """Threads of a block, on every architecture."""
 _MOST_MEMBERS = 1000
@@ -200,7 +200,7 @@ class WeightsEntry(Entry):
 
 
 class TilingEntry(RootModel[dict[str, int | str | bool]]):
-    """A tiling. Nothing here reads it."""
+    """A tiling, for people: no reader of bundles uses it."""
 
 
 class TilingOfArchs(Entry):
@@ -315,7 +315,7 @@ class LaunchEntry(Entry):
 def _derived(name: str, tag: str, kind: type[Any], **others: Any) -> type[Strict]:
     """The JSON object of one of codegen's dataclasses: `tag` says which, the other members are its fields.
 
-    Those of `others` are not optional.
+    Members named in `others` are not optional.
     """
     types = get_type_hints(kind) | others
     fields: dict[str, Any] = {tag: (Literal[name], ...)}

@@ -69,7 +69,7 @@ class BundledLayer:
     spec: LayerSpec
     has_residual: bool
     cubins: tuple[Cubin, ...]
-    """For all architectures. Those of one architecture and `most_rows` together compute the layer, in any order."""
+    """Cubins for all architectures; those for one architecture and `most_rows` compute the layer, in any order."""
     ptx: tuple[Cubin, ...] = ()
     """For one virtual architecture. Empty unless the bundle was fetched with PTX."""
     weights_digest: str = ""

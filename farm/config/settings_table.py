@@ -202,7 +202,7 @@ PRICE = Kind("price", _price)
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "store_url", "FARM_STORE", "store", "url", Kind("URL", _store_url),
-        "Where templates, cubins and weights are kept: `file:///folder` or `s3://bucket/prefix`.",
+        "Store of templates, cubins and weights: `file:///folder` or `s3://bucket/prefix`.",
         lambda: f"file://{_data_folder() / 'store'}", "`$XDG_DATA_HOME/farm/store`",
     ),
     Setting(
@@ -217,7 +217,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "cache_dir", "FARM_CACHE_DIR", "store", "cache_dir", FILE,
-        "Where each machine keeps copies of what it read from S3.",
+        "Folder for each machine's copies of blobs from S3.",
         _nothing, "`$XDG_CACHE_HOME/farm/store`",
     ),
     Setting(
@@ -267,7 +267,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "price", "FARM_PRICE", "statistics", "price", PRICE,
-        "What a core costs, as in `0.04/core-hour`: `farm plan` and `farm stats` show costs; `--price` overrides it.",
+        "Price of a core, as in `0.04/core-hour`: `farm plan` and `farm stats` show costs; `--price` overrides it.",
         _nothing, "no costs are shown",
     ),
     Setting(
@@ -318,7 +318,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "trust", "FARM_TRUST", "assembler", "trust", Kind(" or ".join(TRUSTS), _trust),
-        "What `--assembler auto` assembles directly: what a GPU has `qualified`, or also what is `checked` without.",
+        "Code that `--assembler auto` assembles directly: `qualified` on a GPU, or also `checked` without one.",
         lambda: DEFAULT_TRUST, f"`{DEFAULT_TRUST}`",
     ),
     Setting(
@@ -333,7 +333,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         "runtime_dir", "FARM_RUNTIME_DIR", "toolchain", "runtime_dir", FILE,
-        "Where commands on one machine see which of its cores are in use; users who name one folder share them.",
+        "Folder by which commands on one machine share its cores; users who name one folder share them too.",
         _nothing, "`/tmp/farm-UID`",
     ),
     Setting(

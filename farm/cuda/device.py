@@ -132,7 +132,7 @@ class RawKernel:
 
 
 def _missing(error: ImportError) -> str:
-    """What to do if PyCUDA cannot be imported."""
+    """The way out if PyCUDA cannot be imported."""
     if isinstance(error, ModuleNotFoundError):
         return way_out("gpu")
     return "libcuda.so.1 comes with NVIDIA's driver, so run this on a machine with a GPU"

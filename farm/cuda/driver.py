@@ -65,7 +65,7 @@ _WAYS_OUT = {
     "CUDA_ERROR_NO_BINARY_FOR_GPU": "the code is for another GPU: compile the model with --arch of this one",
     "CUDA_ERROR_JIT_COMPILER_NOT_FOUND": "the driver lacks libnvidia-ptxjitcompiler: install the complete driver",
 }
-"""What to do about an error, by its name."""
+"""The way out of an error, by its name."""
 
 
 @lru_cache(maxsize=1)

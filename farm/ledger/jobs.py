@@ -356,7 +356,7 @@ class Ledger:
 
     @patient
     def unfinished(self, ids: Collection[str]) -> set[str]:
-        """Those of these ids whose jobs have not ended; cheap enough for a loop that waits for them."""
+        """The given ids whose jobs have not ended; cheap enough for a loop that waits for them."""
         query = select(jobs.c.id).where(jobs.c.id.in_(set(ids)), jobs.c.status.not_in(FINAL))
         with self._database.reading() as connection:
             return set(connection.execute(query).scalars())

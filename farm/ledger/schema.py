@@ -59,7 +59,7 @@ def check_known(engine: Engine, found: str | None) -> None:
 
 
 def upgrade(engine: Engine, *, while_running: bool = False) -> None:
-    """Upgrades the database to this program's revision. Of several processes one does it while the others wait.
+    """Upgrades the database to this program's revision; if several processes try, one does it and the others wait.
 
     Raises LedgerError for a revision that this program does not know, if the database fails, and, unless
     `while_running`, while a coordinator is alive: it is of another version, which the migration may break.

@@ -227,7 +227,7 @@ class Inventory:
     def garbage_blobs(self, *, rebuilt: bool) -> Iterator[dict[str, int]]:
         """The blobs that are garbage and not needed since, in batches, by digest with their sizes.
 
-        Those of records are built again when they are missed; the others, such as weights, cannot be.
+        Blobs of records are built again when they are missed; the others, such as weights, cannot be.
         """
         rows = self._sql.execute(
             "SELECT lower(hex(digest)), size FROM garbage_blobs JOIN unneeded USING (digest) WHERE rebuilt = ?",

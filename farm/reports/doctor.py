@@ -44,7 +44,7 @@ class Check:
     name: str
     ok: bool
     text: str
-    """What works, or what is wrong."""
+    """Facts about the part that works, or the fault."""
     way_out: str = ""
 
 

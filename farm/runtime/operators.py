@@ -67,7 +67,7 @@ def _gelu(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 
 def _quantize(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
-    """x under a type that only a DequantizeLinear with equal parameters reads, which computes both."""
+    """Gives x a type that only a DequantizeLinear with equal parameters takes; its launch computes both nodes."""
     x = lowering.values[node.inputs[0]]
     return [Value(x.shape, _quantized_type(x.dtype, *_quantized_by(lowering, node)), x.root, x.constant)]
 

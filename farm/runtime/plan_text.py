@@ -61,7 +61,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _PATH = re.compile(r"(?=.{1,511}$)[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _NAME = re.compile(r"%|(?:[!-$&-~]|%[0-9a-f]{2})+")
 _PUNCTUATION = "!\"#$&'()*+,/:;<=>?@[\\]^`{|}"
-"""What a name may hold unquoted, beside letters, digits and `_.-~`."""
+"""Characters that a name may hold unquoted, beside letters, digits and `_.-~`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class PlannedLayer:
 
     name: str
     input_bytes: int
-    """Of one image, or of one row of a linear layer; so are the other sizes."""
+    """Size for one image, or for one row of a linear layer; the other sizes too."""
     output_bytes: int
     """Also of the residual."""
     has_residual: bool
@@ -97,7 +97,7 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class PlanText:
-    """What a plan's text holds, but for the kernels of the layers, which Python reads from the manifest."""
+    """Contents of a plan's text without the layers' kernels, which Python reads from the manifest."""
 
     layers: tuple[PlannedLayer, ...]
     refused: str | None
@@ -271,7 +271,7 @@ def _number(digits: str, least: int, most: int) -> int:
 
 @dataclass
 class _Reader:
-    """What was read of a plan so far."""
+    """The facts of a plan that have been read so far."""
 
     counts: dict[str, int] = field(default_factory=dict)
     """Number of lines of each kind, in their order."""
@@ -390,7 +390,7 @@ class _Reader:
         return LayerStep(layer.name, rows, x, output, tuple(others), line.name())
 
     def _has_room(self, place: Place, size: int) -> bool:
-        """Whether a place has room for so many bytes of each image."""
+        """Whether a place has room for that number of bytes of each image."""
         match place.kind:
             case "input":
                 return size <= self.inputs[place.number].image_bytes

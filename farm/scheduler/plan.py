@@ -59,8 +59,8 @@ def plan(
 ) -> Plan:
     """Plan the builds of several jobs together, so that a shared template or cubin is built once.
 
-    `qualifications` say which layers `--assembler auto` assembles directly. Of cubins with one mask the first takes
-    ptxas's time. The cubins of one part for several architectures stay adjacent, so that a worker rewrites the template
+    `qualifications` say which layers `--assembler auto` assembles directly. The first cubin with a mask takes ptxas's
+    time. The cubins of one part for several architectures stay adjacent, so that a worker rewrites the template
     once for all of them. Raises ArchError for an architecture that the toolchain does not know.
     """
 

@@ -25,7 +25,7 @@ class RunStatus:
     """All cubins."""
     estimate: Estimate
     core_wait: str = ""
-    """Which processes hold the cores that this machine's tools wait for; empty if no tool waits."""
+    """Processes on the cores that this machine's tools wait for; empty if no tool waits."""
 
 
 class Progress:

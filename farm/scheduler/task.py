@@ -93,7 +93,7 @@ class Task:
     def rank(self) -> Rank:
         """Sort key: oldest job first; then by turn, shortest first, and the order of the plan.
 
-        The shortest ones first, so that results come early. What would delay the end is expedited (`eta.py`).
+        Short tasks go first, so that results come early. A task that would delay the end is expedited (`eta.py`).
         """
         return self.order, self.request.turn, self.request.seconds, self.number
 

@@ -1,13 +1,14 @@
 """The contract of stores: blobs under their digests, and small records of which blobs an action made.
 
-Blobs are content-addressed and written once. Whoever needs the bytes reads with `get`, without a test before it:
-between the test and the read the answer may change. `holds` is for cache lookups, which need no bytes; damage that
-leaves the size is found by whoever reads them.
+Blobs are content-addressed and written once. Read bytes with `get`, without a test before it: between the test and the
+read the answer may change. `holds` is for cache lookups, which need no bytes; damage that leaves the size is found when
+the bytes are read.
 
 Reading a blob refreshes its age: `get`, `put` of the same bytes, `holds`. Garbage collection removes nothing younger
 than GRACE_SECONDS, and so nothing that a job has just found and will soon refer to.
 
-What cannot be built again goes into the trash first, where it is not listed; `get`, `holds` and `put` bring it back.
+Blobs that cannot be built again go into the trash first, where they are not listed; `get`, `holds` and `put` bring them
+back.
 """
 
 from __future__ import annotations

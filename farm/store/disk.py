@@ -107,7 +107,7 @@ class DiskStore:
         return frozenset(digest for digest in digests if self._trash(digest, unused_seconds))
 
     def empty_trash(self, trashed_seconds: float) -> int:
-        """Removes what has been in the trash for that time for good; returns its size in bytes."""
+        """Deletes blobs that have been in the trash for that time; returns their size in bytes."""
         self._check_removal()
         freed_bytes = 0
         for path, size_bytes, _ in self._files(self._root / "v1" / "trash", ""):

@@ -32,7 +32,7 @@ def _memory_class(needed_bytes: int) -> int:
 
 
 class Turn(IntEnum):
-    """Place of a request among those of its job: what takes milliseconds goes first, what takes longest last."""
+    """Place of a request among those of its job: builds of milliseconds first, the longest last."""
 
     DIRECT = 0
     TEMPLATE = 1

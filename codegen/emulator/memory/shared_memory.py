@@ -75,7 +75,7 @@ class SharedMemory:
     def load(
         self, addresses: Lanes, lanes: Selection, size: int, count: int, spare: Spare | None = None
     ) -> list[Lanes]:
-        """Reads `count` elements of `size` bytes. Of several, those that are `spare` may be undefined."""
+        """Reads `count` elements of `size` bytes. Elements of a vector that are `spare` may be undefined."""
         first = self._locate(addresses, lanes, size, count)
         if count == 1:
             return [self._read(first, lanes, size)]
@@ -193,7 +193,7 @@ class SharedMemory:
         self._was_read = False
 
     def _note_readers(self) -> None:
-        """Moves the loads since the last barrier to `_readers`. Of lanes at one address, the last assignment counts."""
+        """Moves the loads since the last barrier to `_readers`. Where lanes share an address, the last one counts."""
         for index, warps, size in self._reads:
             first, last = self._readers.reshape(2, -1, size)
             column = warps[:, None]
@@ -204,7 +204,7 @@ class SharedMemory:
         self._reads_count = 0
 
     def _check_unread(self, index: NDArray[np.int64], lanes: Selection, size: int) -> None:
-        """Raises FaultError where another warp or block has read since the last barrier what is about to change."""
+        """Raises FaultError where another warp or block has read, since the last barrier, bytes about to change."""
         self._note_readers()
         who = "block"
         read = self._read_by_others.reshape(-1, size)[index]

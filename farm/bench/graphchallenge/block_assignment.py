@@ -39,7 +39,7 @@ def _shared_inputs(weights: Weights, groups: int, size: int) -> NDArray[np.int64
 def _matched(shared: NDArray[np.int64]) -> NDArray[np.int64]:
     """Maximum bipartite matching of blocks to groups, given shared inputs [blocks, groups].
 
-    As many blocks as possible get a group with which they share the most inputs; the others get the rest in order.
+    Matched blocks get a group with which they share the most inputs; the others get the rest in order.
     """
     count = len(shared)
     wanted = [np.flatnonzero(row == row.max()) if row.max() else np.zeros(0, np.int64) for row in shared]

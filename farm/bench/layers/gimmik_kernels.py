@@ -69,7 +69,7 @@ def gimmik_kernels(spec: LayerSpec, weights: Weights, images: int, arch: str, to
         return GimmikKernels(reason="GiMMiK refuses a matrix of zeros")
     product = PTXMatMul(matrix, n=n, ldb=n, ldc=n, aligne=math.gcd(n, 4))
     made: list[GimmikKernel] = []
-    reason = "GiMMiK leaves a matrix with so many non-zeros to a dense GEMM"
+    reason = "GiMMiK leaves a matrix of this density to a dense GEMM"
     for ptx, facts in product.kernels(np.float32, ENTRY, compute_capability=divmod(arch_number(arch), 10)):
         # Its target may be an architecture-specific one, and ptxas requires the same name.
         target = arch + "a" if f".target {arch}a" in ptx else arch

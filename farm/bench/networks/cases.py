@@ -162,7 +162,7 @@ def received(source: Source, name: str, folder: Path, store: Store) -> Path:
         data = store.get(source)
         if data is None:
             raise BlobLostError(
-                f"the store {store.describe()} has not {name}: the machine that asks and the machines of the cluster "
+                f"the store {store.describe()} lacks {name}: the machine that asks and the machines of the cluster "
                 "must use the same store"
             )
         path.write_bytes(data)

@@ -156,7 +156,7 @@ def _final(
 ) -> tuple[Winner | None, Winner | None, list[str]]:
     """The best of them, the cost model's choice, and what is wrong with those that would have been the best.
 
-    Those that may be the best are timed again in turn.
+    Candidates that may be the best are timed again in turn.
     """
     limit = CLOSE * candidates[0].cold_microseconds
     finalists = [candidate for candidate in candidates if candidate.cold_microseconds <= limit]
