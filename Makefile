@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 SERVICES := ceph-common ceph-mon ceph-osd chromium gcc-aarch64-linux-gnu libc6-dev-arm64-cross postgresql qemu-user-static radosgw
 BIN := .venv/bin
-# Folders of tests/ that `make test` leaves to `make test-all`.
+# Folders of tests/ that `make test` leaves to `make test-all`, with single tests marked slow.
 SLOW := browser chaos cluster differential digits models
 TESTS = $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 20 --durations-min 10
 # One line for each large package, so that the slow step is seen to move; errors come through stderr.
@@ -27,7 +27,7 @@ digits: .venv/ready-dev ## trains and prunes a network in PyTorch, compiles it, 
 	@$(BIN)/python -m tests.digits
 
 test: .venv/ready-dev lint ## linters and the tests of a change; says first what it will skip and why
-	@$(TESTS) $(addprefix --ignore tests/,$(SLOW))
+	@$(TESTS) -m 'not slow' $(addprefix --ignore tests/,$(SLOW))
 
 test-all: .venv/ready-dev lint ## every test that this machine can run: drawn layers, whole networks, chaos, browser, two nodes too
 	@$(TESTS)

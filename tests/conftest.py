@@ -53,10 +53,12 @@ WHOLLY: dict[str, Callable[[], str | None]] = {
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Says before the first test which folders will be skipped, wholly or in part, and why."""
+    """Says before the first test what will be left out: slow tests, and folders, wholly or in part, with the reason."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(session.config, "workerinput"):
         return
+    if session.config.option.markexpr == "not slow":
+        reporter.write_line("will leave slow tests to make test-all")
     wanted = [Path(argument.partition("::")[0]).resolve() for argument in session.config.args]
     for folder in sorted(NEEDS):
         path = TESTS / folder

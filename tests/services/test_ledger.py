@@ -184,6 +184,7 @@ def test_one_request_given_twice_in_a_submission_is_one_job(ledger: Ledger) -> N
     assert [job.id for job in ledger.jobs()] == ["aaaa1111"]
 
 
+@pytest.mark.slow
 def test_a_thousand_jobs_go_in_together_and_a_status_is_quick_with_a_hundred_thousand_builds(ledger: Ledger) -> None:
     jobs = [new_job(f"{i:012x}", f"r{i}", layers=100) for i in range(1000)]
     assert len(submit(ledger, *jobs)) == 1000

@@ -71,6 +71,7 @@ def test_jobs_refer_to_keys_weights_cubins_ptx_and_what_failed_commands_name(led
     assert ledger.retention.users("99" * 32) == []
 
 
+@pytest.mark.slow
 def test_old_jobs_are_forgotten_with_all_their_rows_and_others_are_not(ledger: Ledger) -> None:
     submit(ledger, *(new_job(f"{i:08x}", f"r{i}") for i in range(450)), new_job("running", "rr"), new_job("new", "rn"))
     ledger.record_keys("cubin", {name * 32: {"a": name} for name in ("22", "33", "44")})

@@ -184,6 +184,7 @@ def test_garbage_is_collected_and_what_was_asked_for_since_is_not(
     assert {blob.digest for blob in store.blobs()} == {kept}
 
 
+@pytest.mark.slow
 def test_a_thousand_blobs_or_records_are_removed_by_one_request(ceph: Ceph, bucket: str, behind: Any) -> None:
     store, requests = S3Store(bucket, "team/a", endpoint=ceph.endpoint), list[str]()
     with ThreadPoolExecutor(8) as pool:

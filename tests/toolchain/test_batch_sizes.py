@@ -38,7 +38,9 @@ def fetched(farm: Farm, path: Path, target: Path, batches: tuple[int, ...]) -> B
     return Bundle(target)
 
 
-@pytest.mark.parametrize(("network", "served"), [(lenet, FEW), (branched_network, SERVED)])
+@pytest.mark.parametrize(
+    ("network", "served"), [pytest.param(lenet, FEW, marks=pytest.mark.slow), (branched_network, SERVED)]
+)
 def test_a_bundle_for_several_batch_sizes_computes_what_those_for_one_do(
     farm: Farm, tmp_path: Path, network: Callable[[Path], Path], served: Mapping[int, int]
 ) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from codegen.ir.layer_spec import AddResidual, Clip, Conv2d
@@ -20,6 +21,7 @@ NET = checkpoint(layer("deep", spec=DEEP, sparsity=0.95))
 OPTIONS = BuildOptions(("sm_80", "sm_90", "sm_120"), batches=(1,))
 
 
+@pytest.mark.slow
 def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_them(farm: Farm, tmp_path: Path) -> None:
     [job] = farm.compile([NET], OPTIONS)
     assert job.status is Status.SUCCEEDED

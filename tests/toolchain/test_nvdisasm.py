@@ -106,6 +106,7 @@ def test_the_words_of_a_cubin_are_those_that_nvdisasm_finds(arch: str, tmp_path:
     np.testing.assert_array_equal(CubinFile.read(data).words, np.array(words, dtype=np.uint64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [*KINDS, *(f"directly: {name}" for name in ASSEMBLED + ASSEMBLED_HALVES + SPLIT)])
 def test_the_registers_of_every_word_are_those_that_nvdisasm_names(data: str, tmp_path: Path) -> None:
     direct = data.removeprefix("directly: ")

@@ -74,6 +74,7 @@ def test_every_kind_of_layer_is_that_of_the_reference(name: str) -> None:
     assert share.max() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
@@ -112,6 +113,7 @@ def with_odd_values(case: Case, seed: int) -> NDArray[Any]:
     return from_float32(values, case.spec.data_type)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_infinite_and_missing_inputs_reach_the_outputs_that_read_them_and_no_others(name: str) -> None:
     case = CASES[name]
@@ -126,6 +128,7 @@ def test_infinite_and_missing_inputs_reach_the_outputs_that_read_them_and_no_oth
     assert not np.isinf(output[~infinite]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ROLLED if in_parts(CASES[name])])
 def test_a_layer_launched_in_parts_gives_bit_for_bit_what_one_launch_gives(name: str) -> None:
     case = CASES[name]

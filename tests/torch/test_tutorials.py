@@ -51,6 +51,7 @@ def executed(code: str, folder: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_the_tutorial_of_the_readme_makes_a_bundle(tmp_path: Path) -> None:
     first, _ = snippets((ROOT / "README.md").read_text(), "From a PyTorch model to a speed-up")
     assert len(first.split("model = ")[1].splitlines()) <= 12
