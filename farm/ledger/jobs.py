@@ -141,10 +141,6 @@ class Ledger:
         by_id = self.jobs_by_id(list(standing.values()))
         return [by_id[standing[job.request_digest]] for job in submission.jobs]
 
-    def claim(self, job_id: str, coordinator: str, lease_seconds: float) -> bool:
-        """Claims a job; False if it has ended or a live coordinator holds it."""
-        return bool(self.claim_all([job_id], coordinator, lease_seconds))
-
     @patient
     def claim_all(
         self, job_ids: Sequence[str], coordinator: str, lease_seconds: float, *, limit: int | None = None

@@ -63,10 +63,10 @@ def test_a_coordinator_that_slept_beyond_its_lease_writes_nothing_when_it_wakes(
 
 def test_no_state_of_a_job_that_was_lost_can_be_changed(ledger: Ledger) -> None:
     submit(ledger, new_job())
-    ledger.claim("aaaa1111", "slow", 60)
+    ledger.claim_all(["aaaa1111"], "slow", 60)
     build = ledger.builds("aaaa1111")[0].id
     end_leases(ledger)
-    assert ledger.claim("aaaa1111", "next", 60)
+    assert ledger.claim_all(["aaaa1111"], "next", 60)
     ledger.record_results([result(build)], holder="next")
     before = ledger.job("aaaa1111"), ledger.results("aaaa1111")
     ledger.record_results([result(build, "sm_90")], holder="slow")

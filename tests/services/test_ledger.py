@@ -119,56 +119,56 @@ def test_text_of_a_tool_may_hold_any_character(ledger: Ledger) -> None:
 
 def test_a_coordinator_cannot_extend_what_another_took_over(ledger: Ledger) -> None:
     submit(ledger, new_job())
-    ledger.claim("aaaa1111", "slow", 0)
+    ledger.claim_all(["aaaa1111"], "slow", 0)
     time.sleep(0.05)
-    assert ledger.claim("aaaa1111", "next", 0)
+    assert ledger.claim_all(["aaaa1111"], "next", 0)
     ledger.extend_lease("slow", 60)
     time.sleep(0.05)
-    assert ledger.claim("aaaa1111", "third", 60)
+    assert ledger.claim_all(["aaaa1111"], "third", 60)
 
 
 def test_a_job_whose_lease_ended_can_be_taken_over_and_says_so(ledger: Ledger) -> None:
     submit(ledger, new_job())
-    assert ledger.claim("aaaa1111", "first", 0.2)
-    assert not ledger.claim("aaaa1111", "second", 60)
+    assert ledger.claim_all(["aaaa1111"], "first", 0.2)
+    assert not ledger.claim_all(["aaaa1111"], "second", 60)
     time.sleep(0.4)
     assert "no coordinator for" in ledger.job("aaaa1111").reason
-    assert ledger.claim("aaaa1111", "second", 60)
+    assert ledger.claim_all(["aaaa1111"], "second", 60)
     job = ledger.job("aaaa1111")
     assert (job.tries, job.reason, job.status) == (2, "", Status.RUNNING)
 
 
 def test_a_heartbeat_keeps_the_lease(ledger: Ledger) -> None:
     submit(ledger, new_job())
-    ledger.claim("aaaa1111", "first", 0.3)
+    ledger.claim_all(["aaaa1111"], "first", 0.3)
     ledger.extend_lease("first", 60)
     time.sleep(0.5)
-    assert not ledger.claim("aaaa1111", "second", 60)
+    assert not ledger.claim_all(["aaaa1111"], "second", 60)
 
 
 def test_the_same_request_takes_up_the_unfinished_job(ledger: Ledger) -> None:
     assert submit(ledger, new_job("aaaa1111", "same")) == ["aaaa1111"]
     assert submit(ledger, new_job("bbbb2222", "same"), new_job("cccc3333", "other")) == ["aaaa1111", "cccc3333"]
-    ledger.claim("aaaa1111", "alive", 60)
+    ledger.claim_all(["aaaa1111"], "alive", 60)
     assert submit(ledger, new_job("dddd4444", "same")) == ["dddd4444"]
     for job_id in ("dddd4444", "aaaa1111"):
-        ledger.claim(job_id, "alive", 60)
+        ledger.claim_all([job_id], "alive", 60)
         ledger.finish(job_id, Status.SUCCEEDED, "")
     assert submit(ledger, new_job("eeee5555", "same")) == ["eeee5555"]
 
 
 def test_an_unfinished_job_with_an_ended_lease_is_taken_up_by_the_same_request(ledger: Ledger) -> None:
     submit(ledger, new_job("aaaa1111", "same"))
-    ledger.claim("aaaa1111", "dead", 0)
+    ledger.claim_all(["aaaa1111"], "dead", 0)
     time.sleep(0.05)
     assert submit(ledger, new_job("bbbb2222", "same")) == ["aaaa1111"]
 
 
 def test_a_loop_that_waits_for_jobs_reads_only_their_states(ledger: Ledger) -> None:
     submit(ledger, *(new_job(f"{i:04}0000", f"r{i}") for i in range(4)))
-    ledger.claim("00010000", "alive", 60)
+    ledger.claim_all(["00010000"], "alive", 60)
     for job_id, status in (("00020000", Status.CANCELLED), ("00030000", Status.FAILED)):
-        ledger.claim(job_id, "alive", 60)
+        ledger.claim_all([job_id], "alive", 60)
         ledger.finish(job_id, status, "")
     statements: list[str] = []
     engine = ledger._database.engine
@@ -215,7 +215,7 @@ def test_a_submission_of_many_jobs_takes_as_many_statements_as_one_of_few(ledger
 def test_a_job_moves_only_as_allowed(ledger: Ledger, source: Status, target: Status) -> None:
     submit(ledger, new_job())
     if source is not Status.PENDING:
-        ledger.claim("aaaa1111", "c", 60)
+        ledger.claim_all(["aaaa1111"], "c", 60)
     if source.final:
         ledger.finish("aaaa1111", source, "why")
     if target in ALLOWED_MOVES[source]:
@@ -229,7 +229,7 @@ def test_a_job_moves_only_as_allowed(ledger: Ledger, source: Status, target: Sta
 
 def test_a_released_job_is_pending_with_the_reason(ledger: Ledger) -> None:
     submit(ledger, new_job())
-    ledger.claim("aaaa1111", "c", 60)
+    ledger.claim_all(["aaaa1111"], "c", 60)
     ledger.running.set_stage(["aaaa1111"], "template", holder="c")
     assert ledger.job("aaaa1111").stage == "template"
     ledger.release("somebody else", "no")
@@ -237,7 +237,7 @@ def test_a_released_job_is_pending_with_the_reason(ledger: Ledger) -> None:
     ledger.release("c", "no coordinator")
     job = ledger.job("aaaa1111")
     assert (job.status, job.reason, job.stage, job.started_at) == (Status.PENDING, "no coordinator", "", None)
-    assert ledger.claim("aaaa1111", "d", 60)
+    assert ledger.claim_all(["aaaa1111"], "d", 60)
 
 
 def test_jobs_are_found_by_prefix_or_latest(ledger: Ledger) -> None:
@@ -255,7 +255,7 @@ def test_jobs_are_found_by_prefix_or_latest(ledger: Ledger) -> None:
 
 def test_jobs_are_filtered_newest_first(ledger: Ledger) -> None:
     submit(ledger, new_job("a", "a"), new_job("b", "b", options=BuildOptions(("sm_90a",))), new_job("c", "c"))
-    ledger.claim("c", "x", 60)
+    ledger.claim_all(["c"], "x", 60)
     assert [job.id for job in ledger.jobs()] == ["c", "b", "a"]
     assert [job.id for job in ledger.jobs(limit=2)] == ["c", "b"]
     assert [job.id for job in ledger.jobs(states=[Status.PENDING])] == ["b", "a"]

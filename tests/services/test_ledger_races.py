@@ -25,9 +25,9 @@ def test_of_many_coordinators_one_gets_a_job(database: Database) -> None:
     submit(ledgers[0], *[new_job(f"{i:08x}", f"r{i}") for i in range(10)])
     barrier = threading.Barrier(8)
 
-    def claim_all(number: int) -> list[bool]:
+    def claim_all(number: int) -> list[int]:
         barrier.wait()
-        return [ledgers[number].claim(f"{i:08x}", f"c{number}", 60) for i in range(10)]
+        return [len(ledgers[number].claim_all([f"{i:08x}"], f"c{number}", 60)) for i in range(10)]
 
     with ThreadPoolExecutor(8) as pool:
         wins = list(pool.map(claim_all, range(8)))
@@ -45,7 +45,7 @@ def claim_one_by_one(database: Database, name: str, job_ids: list[str], together
         if together:
             slices = [job_ids[i : i + 7] for i in range(0, len(job_ids), 7)]
             return [job_id for some in slices for job_id in ledger.claim_all(some, name, 60)]
-        return [job_id for job_id in job_ids if ledger.claim(job_id, name, 60)]
+        return [job_id for job_id in job_ids if ledger.claim_all([job_id], name, 60)]
     finally:
         ledger.close()
 
@@ -63,7 +63,7 @@ def test_two_processes_that_race_never_claim_the_same_job(database: Database, le
 
 def test_free_jobs_are_claimed_together_oldest_first(ledger: Ledger) -> None:
     submit(ledger, *[new_job(each, each) for each in "abcd"])
-    ledger.claim("b", "alive", 60)
+    ledger.claim_all(["b"], "alive", 60)
     assert ledger.claim_all(["d", "c", "b", "a", "missing"], "me", 60) == ["a", "c", "d"]
     assert ledger.claim_all(["a"], "me", 60) == []
     assert {job.id: job.tries for job in ledger.jobs()} == {"a": 1, "b": 1, "c": 1, "d": 1}
@@ -71,7 +71,7 @@ def test_free_jobs_are_claimed_together_oldest_first(ledger: Ledger) -> None:
 
 def test_a_job_that_its_last_coordinator_did_not_plan_is_claimed_alone_in_its_turn(ledger: Ledger) -> None:
     submit(ledger, *[new_job(each, each) for each in "abcd"])
-    ledger.claim("b", "dead", 0)
+    ledger.claim_all(["b"], "dead", 0)
     time.sleep(0.05)
     assert [ledger.claim_all("abcd", "me", 60) for _ in range(4)] == [["a"], ["b"], ["c", "d"], []]
     assert {job.id: job.tries for job in ledger.jobs()} == {"a": 1, "b": 2, "c": 1, "d": 1}

@@ -22,7 +22,7 @@ def finish(
     ran: tuple[tuple[str, float], ...] = (),
 ) -> None:
     """A job whose layers, in order, have these results, and for which nvcc ran that long for these templates."""
-    ledger.claim(job_id, "c", 60)
+    ledger.claim_all([job_id], "c", 60)
     runs = [TemplateRun(f"{job_id}-{i}", key * 32, job_id, seconds) for i, (key, seconds) in enumerate(ran)]
     ledger.statistics.record_runs(runs)
     ids = [build.id for build in ledger.builds(job_id)]
@@ -109,7 +109,7 @@ def test_unused_keys_go_while_jobs_run_except_those_that_are_younger_than_a_runn
     ledger.record_keys("cubin", {name * 32: {"a": name} for name in ("33", "55", "66", "ff")})
     record_earlier(ledger, 2 * 86_400)
     submit(ledger, new_job("running", "b"))
-    ledger.claim("running", "c", 60)
+    ledger.claim_all(["running"], "c", 60)
     ledger.record_keys("cubin", {"55" * 32: {"a": "55"}, "77" * 32: {"a": "77"}})  # the results come later
     assert list(ledger.retention.prune(86_400)) == []
     assert ledger.key_fields("33" * 32) == {"a": "33"}  # its job is still there

@@ -110,7 +110,7 @@ def test_a_log_is_followed_through_a_restart_of_the_server(
     monkeypatch.setenv("FARM_DATABASE_URL", postgresql_database.settings.database_url)
     ledger = postgresql_database.open()
     submit(ledger, new_job())
-    ledger.claim("aaaa1111", "c", 60)
+    ledger.claim_all(["aaaa1111"], "c", 60)
     ledger.add_event("aaaa1111", "info", "before")
     pauses = iter(("stop", "away", "start", "end"))
 

@@ -72,7 +72,7 @@ class Kept:
         digest = self.store.put(job_id.encode() * 1000)
         key = hashlib.sha256(job_id.encode()).hexdigest()
         self.store.put_record("cubin", key, {"cubin": digest})
-        self.ledger.claim(job_id, "c", 60)
+        self.ledger.claim_all([job_id], "c", 60)
         made = replace(result(build.id), cubin_key=key, cubin=digest, ptx=None, command="")
         self.ledger.record_results([made])
         if ended:

@@ -112,7 +112,7 @@ def test_counters_of_jobs_add_up_to_what_all_results_say(ledger: Ledger, seed: i
     ledger.cancel(JobSet(ids=(JOBS[7], JOBS[10])), "cancelled")
     assert kept(ledger) == 8  # one was cancelled before it had results, two still run
     ledger.retry(JobSet(ids=(JOBS[7],)), "again")
-    ledger.claim(JOBS[7], "c", 60)
+    ledger.claim_all([JOBS[7]], "c", 60)
     ledger.forget_results(JOBS[7], holder="c")
     record(ledger, draw, JOBS[7], slice(1))
     recent, whole = flat(ledger.statistics.read()), flat(ledger.statistics.read(all_time=True))

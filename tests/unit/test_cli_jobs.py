@@ -80,7 +80,7 @@ def test_status_of_a_submission_shows_only_its_jobs_and_counts(yard: Farmyard, t
 
 def test_a_claimed_job_is_counted_and_shown_as_claimed(yard: Farmyard, typed: Typed) -> None:
     [job_id, _] = yard.submit("a", "b")
-    assert yard.ledger.claim(job_id, "somebody", 60)
+    assert yard.ledger.claim_all([job_id], "somebody", 60)
     out = typed("status")[1]
     assert "1 PENDING  1 CLAIMED  0 RUNNING" in out
     assert "CLAIMED" in next(line for line in out.splitlines() if line.startswith(job_id[:8]))

@@ -197,7 +197,7 @@ def test_following_a_log_ends_with_the_job_and_its_code(
     farm: Farmyard, status: Status, code: int, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [job_id] = farm.submit("followed")
-    farm.ledger.claim(job_id, "c", 60)
+    farm.ledger.claim_all([job_id], "c", 60)
     farm.ledger.add_event(job_id, "info", "first")
     looked = threading.Event()
 
@@ -217,7 +217,7 @@ def test_following_a_log_prints_the_progress_now_and_then(
     farm: Farmyard, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [job_id] = farm.submit("followed")
-    farm.ledger.claim(job_id, "c", 60)
+    farm.ledger.claim_all([job_id], "c", 60)
     looks = [0]
 
     def go_on(_seconds: float) -> None:

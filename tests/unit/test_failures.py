@@ -187,7 +187,7 @@ def test_a_job_that_cannot_be_planned_fails_and_no_other_with_it(farm: Farmyard)
 def test_a_job_that_was_claimed_when_the_database_went_away_is_not_forgotten(farm: Farmyard) -> None:
     [job_id] = farm.submit("a")
     coordinator = farm.coordinator(PlayedExecutor(farm.store))
-    assert farm.ledger.claim(job_id, coordinator.name, 60)  # the answer never came
+    assert farm.ledger.claim_all([job_id], coordinator.name, 60)  # the answer never came
     [job] = coordinator.run([job_id])
     assert (job.status, job.tries) == (Status.SUCCEEDED, 1)
 

@@ -135,7 +135,7 @@ def test_claims_are_counted_anew_after_planning_an_interruption_and_a_retry(farm
         with pytest.raises(KeyboardInterrupt):
             farm.run([job_id], interrupt)
     assert farm.ledger.job(job_id).claims == 0
-    farm.ledger.claim(job_id, "me", 60)
+    farm.ledger.claim_all([job_id], "me", 60)
     farm.ledger.finish(job_id, Status.CRASHED, "no")
     farm.ledger.retry(JobSet(), "again")
     assert farm.ledger.job(job_id).claims == 0
@@ -156,9 +156,9 @@ def test_a_job_of_a_newer_format_waits_for_a_coordinator_that_reads_it(farm: Far
 
 def test_a_job_says_that_it_has_no_coordinator_only_while_none_serves(farm: Farmyard) -> None:
     stopped, dead = farm.submit("stopped", "dead")
-    farm.ledger.claim(stopped, "first", 60)
+    farm.ledger.claim_all([stopped], "first", 60)
     farm.ledger.release("first")
-    farm.ledger.claim(dead, "second", -5)
+    farm.ledger.claim_all([dead], "second", -5)
     assert farm.ledger.job(stopped).reason == NO_COORDINATOR
     assert re.match(r"no coordinator for \d+ s: run farm", farm.ledger.job(dead).reason)
     farm.ledger.coordinators.register("third", "node", serves=True, lease_seconds=60)

@@ -98,7 +98,7 @@ def test_a_job_that_another_coordinator_runs_is_waited_for(farm: Farmyard) -> No
             told.append(job.id)
             other.start()
 
-    assert farm.ledger.claim(job_id, "somebody else", lease_seconds=30)
+    assert farm.ledger.claim_all([job_id], "somebody else", lease_seconds=30)
     executor = PlayedExecutor(farm.store)
     [job] = farm.coordinator(executor, Watch()).run([job_id])
     other.join()
@@ -107,14 +107,14 @@ def test_a_job_that_another_coordinator_runs_is_waited_for(farm: Farmyard) -> No
 
 def test_a_job_whose_coordinator_died_is_taken_over_when_its_lease_ends(farm: Farmyard) -> None:
     [job_id] = farm.submit("a")
-    assert farm.ledger.claim(job_id, "somebody who died", lease_seconds=0.3)
+    assert farm.ledger.claim_all([job_id], "somebody who died", lease_seconds=0.3)
     [job] = farm.run([job_id])
     assert (job.status, job.tries) == (Status.SUCCEEDED, 2)
 
 
 def test_a_lease_lasts_as_long_as_its_coordinator_works(farm: Farmyard) -> None:
     [job_id] = farm.submit("a")
-    assert farm.ledger.claim(job_id, "me", lease_seconds=0.2)
+    assert farm.ledger.claim_all([job_id], "me", lease_seconds=0.2)
     with Lease(farm.ledger, "me", beat_seconds=0.05):
         time.sleep(0.4)
-        assert not farm.ledger.claim(job_id, "another", lease_seconds=1)
+        assert not farm.ledger.claim_all([job_id], "another", lease_seconds=1)

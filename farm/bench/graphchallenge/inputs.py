@@ -42,7 +42,7 @@ def _check(needed_bytes: int, what: str, way_out: str) -> None:
         )
 
 
-def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float = THRESHOLD) -> FloatArray:
+def digit_rows(neurons: int, count: int = ROWS, seed: int = 0) -> FloatArray:
     """Inputs [count, neurons] of 0 and 1: scikit-learn's digits repeated, each time with new noise.
 
     Raises UsageError without scikit-learn, for neurons that are not a square, or for more rows than fit in memory.
@@ -54,7 +54,7 @@ def digit_rows(neurons: int, count: int = ROWS, seed: int = 0, threshold: float 
         raise UsageError(
             "the digits come from scikit-learn, which is not installed: install it, or give --inputs FILE.tsv"
         ) from None
-    return rows_of(load_digits().images, neurons, count, seed, threshold)
+    return rows_of(load_digits().images, neurons, count, seed)
 
 
 def rows_of(images: NDArray[Any], neurons: int, count: int, seed: int, threshold: float = THRESHOLD) -> FloatArray:

@@ -20,9 +20,9 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(math.fsum(logarithms) / len(logarithms))
 
 
-def speedups(results: Results, peer: str, over: str = GENERATED) -> dict[CaseKey, float]:
+def speedups(results: Results, peer: str) -> dict[CaseKey, float]:
     """Speed-up over the peer (its time / ours) by case; cases that lack one of the two times are absent."""
-    own, others = results.of(over), results.of(peer)
+    own, others = results.of(GENERATED), results.of(peer)
     found = {}
     for case, other in others.items():
         mine = own.get(case)

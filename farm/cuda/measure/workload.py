@@ -111,18 +111,18 @@ def _moved_bytes(layer: Layer, batch: int) -> int:
     return values * item * batch * layer.likely_rows + NONZERO_BYTES * layer.weights.nonzeros
 
 
-def structured_cases(names: Sequence[str], batches: Sequence[int], seed: int = 0) -> Iterator[Case]:
-    """Named operators (all without names) with half the input channels (PC), half the filters (PF), or both; dense."""
+def structured_cases(names: Sequence[str], batches: Sequence[int]) -> Iterator[Case]:
+    """Named operators (all without names) with half the input channels (PC), half the outputs (PF), or both; dense."""
     for name in names or TEN_OPERATORS:
         spec = TEN_OPERATORS[name]
-        fewer_channels, fewer_kernels = max(1, spec.channels // 2), max(1, spec.output_channels // 2)
+        fewer_channels, fewer_outputs = max(1, spec.channels // 2), max(1, spec.output_channels // 2)
         structures = {
             "PC": replace(spec, channels=fewer_channels),
-            "PF": replace(spec, output_channels=fewer_kernels),
-            "Both": replace(spec, channels=fewer_channels, output_channels=fewer_kernels),
+            "PF": replace(spec, output_channels=fewer_outputs),
+            "Both": replace(spec, channels=fewer_channels, output_channels=fewer_outputs),
         }
         for structure, pruned in structures.items():
-            weights = random_weights(pruned, 0.0, seed)
+            weights = random_weights(pruned, 0.0)
             for batch in batches:
                 key = CaseKey(f"{name}, {structure}", batch, 0.0, "float32")
                 yield Case(key, pruned, weights, peers_only=True)
