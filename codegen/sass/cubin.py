@@ -30,6 +30,8 @@ _SECTION_OFFSET_FIELD = 24
 _SECTION_INFO_FIELD = 44
 _NOBITS = 8
 _CODE = ".text."
+_SECOND_FORM = (".nv.capmerc.", ".nv.merc.")
+_HEADER_ALIGNMENT = 8
 _WIDE_LENGTH = 0xFFFFFFFF
 
 REGISTER_COUNT: Final = 0x2F
@@ -168,14 +170,14 @@ class CubinFile:
 
         `moved` [old instructions + 1] is the new place of each old instruction, the last entry the end of the code;
         [copies, old instructions + 1] if the code holds several copies. `registers` is the new count per thread, if it
-        changes. The caller sets branch distances, as they are part of the words. Raises MachineCodeError for an
-        attribute that is not understood.
+        changes. The caller sets branch distances, as they are part of the words. A second form of the code is left
+        out, as it would not follow. Raises MachineCodeError for an attribute that is not understood.
         """
         size, copies = len(words) * WORD_BYTES, np.atleast_2d(moved)
         if size % CODE_ALIGNMENT or copies.shape[1] != self.code.size // WORD_BYTES + 1:
             raise MachineCodeError(f"code needs a multiple of {CODE_ALIGNMENT} bytes and a place for every old word")
-        if second := [section.name for section in self.sections if section.name.startswith(".nv.capmerc")]:
-            raise MachineCodeError(f"the cubin holds its code in a second form, {second[0]}, which would stay as it is")
+        if any(section.name.startswith(_SECOND_FORM) for section in self.sections):
+            return self.without_second_form.with_code(words, moved, registers)
         places = list(self._address_places())
         cubin = self if len(copies) == 1 else self._with_copies(copies)
         out, code = bytearray(cubin.data), cubin.code
@@ -186,6 +188,32 @@ class CubinFile:
             struct.pack_into("<I", out, cubin._register_count.offset + 4, registers)
         cubin._resize(out, size, registers)
         return bytes(out[: code.offset]) + text_of(words) + bytes(out[code.end :])
+
+    @cached_property
+    def without_second_form(self) -> CubinFile:
+        """The cubin without the sections from which the driver makes code for other architectures.
+
+        ptxas writes them last, and they have a symbol table of their own, so nothing else names them. Raises
+        MachineCodeError for another order.
+        """
+        header = _HEADER.unpack_from(self.data)
+        kept = [section for section in self.sections if not section.name.startswith(_SECOND_FORM)]
+        segments, sections = header[5], header[6]
+        end = -(-max(section.end for section in kept) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT
+        left_out = self.sections[len(kept) :]
+        if kept != list(self.sections[: len(kept)]) or any(not end <= each.offset <= sections for each in left_out):
+            raise MachineCodeError("the second form of the code is not at the end of the cubin")
+        if segments != sections + _SECTION.size * len(self.sections):
+            raise MachineCodeError("the cubin's segments are not described behind its sections")
+        table, rest = _SECTION.size * len(kept), self.data[segments:]
+        out = bytearray(self.data[:end] + self.data[sections : sections + table] + rest)
+        _HEADER.pack_into(out, 0, *header[:5], end + table, end, *header[7:12], len(kept), header[13])
+        for i in range(header[10]):
+            segment = list(_SEGMENT.unpack_from(out, end + table + i * _SEGMENT.size))
+            if segment[2] >= segments:
+                segment[2] += end + table - segments
+            _SEGMENT.pack_into(out, end + table + i * _SEGMENT.size, *segment)
+        return CubinFile.read(bytes(out))
 
     def _with_copies(self, copies: NDArray[np.int64]) -> CubinFile:
         """The cubin with its old code, and the addresses of all copies in its attributes.

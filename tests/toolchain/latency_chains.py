@@ -10,6 +10,7 @@ from itertools import product
 from typing import Final
 
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architectures import architecture_named
 from codegen.target.arch import virtual_arch
 from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import find_toolchain
@@ -57,7 +58,15 @@ _INSTRUCTIONS: Final = (
     *(_WIDE % each for each in product((*_FACTORS, *_ADDENDS), _HALVES)),
 )
 """PTX that reads `{x}` and writes `{d}`, both of 32 bits."""
-_BEGIN: Final = """.version 8.0
+_PAIR: Final = "{{ .reg .b32 t; .reg .b64 v, w; mov.b64 v, %s; %s mov.b64 %s, w; }}"
+_OF_64_BITS: Final = tuple(
+    _PAIR % each
+    for each in product(
+        ("{{{x}, r3}}", "{{r3, {x}}}"), ("add.s64 w, v, d2;", "selp.b64 w, v, d2, p1;"), ("{{{d}, t}}", "{{t, {d}}}")
+    )
+)
+"""More of it, of which architectures with instructions of 64 bits make one."""
+_BEGIN: Final = """.version 8.8
 .target {arch}
 .address_size 64
 .shared .align 16 .b8 space[4096];
@@ -79,6 +88,9 @@ def latency_chain(arch: str) -> CubinFile:
     """The chain, by ptxas, for an architecture."""
     lacks_packed_conversion = virtual_arch(arch) == "compute_75"
     instructions = [each for each in _INSTRUCTIONS if not (lacks_packed_conversion and "f16x2.f32" in each)]
+    instructions += (
+        _OF_64_BITS if "IADD.64" in {each.name for each in architecture_named(arch).opcodes.values()} else ()
+    )
     lines, values = [], 0
     for instruction in (each for pair in product(instructions, repeat=2) for each in pair):
         lines.append(instruction.format(x=f"x{values}", d=f"x{values + 1}"))

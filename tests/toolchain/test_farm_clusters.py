@@ -30,7 +30,7 @@ def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_t
     assert [(each.archs, each.where, each.verification.ok) for each in farm.verify(job.id)] == [
         (("sm_80",), "machine code", True),
         (("sm_90",), "machine code", True),
-        (("sm_120",), "emulator", True),
+        (("sm_120",), "machine code", True),
     ]
     path = farm.fetch(job.id, tmp_path / "out", ptx=True)
     manifest = json.loads(path.read_text())

@@ -30,7 +30,7 @@ from tests.toolchain.test_nvdisasm import check_registers
 from tests.toolchain.test_sass_faults import check_faults
 from tests.toolchain.test_sass_hazards import is_refused_one_cycle_sooner, nearest_in_chain
 
-ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89")
+ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_120")
 OFTEN, DRAWN = 15, 20
 """Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"

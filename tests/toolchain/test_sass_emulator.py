@@ -25,7 +25,7 @@ from codegen.model_zoo import random_weights
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.architectures import ARCHITECTURES
+from codegen.sass.isa.architectures import ARCHITECTURES, architecture_named
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import IMMEDIATE, NEGATED_PREDICATE, OPCODE, PREDICATE, Words
 from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
@@ -275,3 +275,39 @@ def test_channels_that_fill_no_vector_of_a_load_are_no_fault(channels: int) -> N
     assert verify_random_run(template, weights, [whole]).ok
     cubin = shared_cubin(rewrite(template, weights).ptx, "sm_90", toolchain)
     assert verify_random_run(template, weights, [whole], cubins=[cubin]).ok
+
+
+PAIRS = """.version 8.8
+.target sm_120
+.address_size 64
+.visible .entry pairs(.param .u64 given, .param .u64 made, .param .u32 which) {
+    .reg .b64 %given, %made, %v, %w, %x; .reg .pred %p; .reg .b32 %which;
+    ld.param.u64 %given, [given]; ld.param.u64 %made, [made]; ld.param.u32 %which, [which];
+    cvta.to.global.u64 %given, %given; cvta.to.global.u64 %made, %made;
+    setp.eq.u32 %p, %which, 3;
+    ld.global.nc.u64 %v, [%given]; ld.global.nc.u64 %w, [%given+8];
+"""
+"""PTX that reads two numbers of 64 bits; a predicate, which is false, chooses the second."""
+RESULTS = (
+    ("add.s64 %x, %v, %w;", lambda v, w: v + w),
+    ("add.s64 %x, %v, -5;", lambda v, w: v - 5),
+    ("add.s64 %x, %v, 0xfffffffa;", lambda v, w: v + 0xFFFFFFFA),
+    ("add.s64 %x, %v, 0x123456789a;", lambda v, w: v + 0x123456789A),
+    ("selp.b64 %x, %v, %w, %p;", lambda v, w: w),
+    ("selp.b64 %x, %v, -7, %p;", lambda v, w: -7),
+    ("selp.b64 %x, %v, 0xfffffff0, %p;", lambda v, w: 0xFFFFFFF0),
+    ("selp.b64 %x, %v, 0x1fffffff0, %p;", lambda v, w: 0x1FFFFFFF0),
+    ("mov.u64 %x, -3;", lambda v, w: -3),
+    ("mov.u64 %x, 0x123456789abcdef0;", lambda v, w: 0x123456789ABCDEF0),
+)
+
+
+def test_instructions_of_64_bits_compute_what_their_ptx_says() -> None:
+    stores = "".join(f"{line} st.global.cs.u64 [%made+{8 * i}], %x;\n" for i, (line, _) in enumerate(RESULTS))
+    cubin = CubinFile.read(assemble(f"{PAIRS}{stores}ret; }}".encode(), "sm_120", find_toolchain()).data)
+    used = {each.name for each in operands(cubin.words, architecture_named("sm_120")).opcodes}
+    assert {"IADD.64", "SEL.64", "MOV.64", "UMOV.64"} <= used
+    v, w = 0xFEDCBA9876543210, 0x00000001FFFFFFFF
+    made = np.zeros(len(RESULTS), dtype=np.uint64)
+    emulate.run(cubin, (1, 1, 1), (1, 1, 1), 0, [np.array([v, w], dtype=np.uint64), made, 4])
+    assert made.tolist() == [value(v, w) % 2**64 for _, value in RESULTS]

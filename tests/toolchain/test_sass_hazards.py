@@ -42,12 +42,10 @@ from codegen.sass.isa.opcodes import (
     FFMA_IMMEDIATE,
     FORM_SHIFT,
     HFMA2_IMMEDIATE,
-    KIND_MASK,
     LAST,
     LDGSTS,
     LDS,
     PREDICATES,
-    Form,
     Slot,
 )
 from codegen.sass.isa.operands import operands, slots_read, slots_written
@@ -187,8 +185,10 @@ def dependences(cubin: CubinFile) -> Iterator[Dependence]:
     ):
         if code.guard[first] != ALWAYS or code.opposite(np.array([first]), np.array([second]))[0]:
             continue
-        written_by, read_by = (architecture.opcodes[int(opcodes[place]) & KIND_MASK] for place in (first, second))
-        form = Form(opcodes[second] >> FORM_SHIFT)
+        written_by, read_by = (architecture.opcode(int(opcodes[place])) for place in (first, second))
+        assert written_by is not None
+        assert read_by is not None
+        form = read_by.form_in(int(opcodes[second]))
         result = fields(slots_written(written_by), words[first : first + 1], resource)
         operand = fields(slots_read(read_by, form), words[second : second + 1], resource)
         kind = f"{written_by.name} {result}", f"{read_by.name} {operand} of form {form}"

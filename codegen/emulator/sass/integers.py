@@ -14,7 +14,7 @@ from codegen.emulator.faults import UnsupportedError
 from codegen.emulator.ptx.steps import WARP_LANES
 from codegen.emulator.sass.state import UNIFORM_ZERO, Instruction, State
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
-from codegen.sass.isa.opcodes import Form
+from codegen.sass.isa.opcodes import IMMEDIATE_64, WHOLE_64, Form
 
 Run = Callable[[State, Instruction, Mask], None]
 """Runs one word for the lanes of a mask."""
@@ -37,10 +37,20 @@ WINDOW_HIGH: Final = 0x7F0B
 _ZERO_SPECIAL: Final = 0xFF
 _MASK = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
+_FALSE: Final = ALWAYS | 1 << 3
+"""!PT, as a predicate that a word reads."""
 
 
 def _move(state: State, word: Instruction, mask: Mask) -> None:
-    state.put(word, word.b(state), mask)
+    if word.field(WHOLE_64.first):
+        _put_pair(state, word, _second_pair(state, word), mask)
+    else:
+        state.put(word, word.b(state), mask)
+
+
+def _move_immediate_pair(state: State, word: Instruction, mask: Mask) -> None:
+    value = np.full(state.lanes, word.field(*IMMEDIATE_64), dtype=np.uint64)
+    _put_pair(state, word, value, mask)
 
 
 def _predicates_to_register(state: State, word: Instruction, mask: Mask) -> None:
@@ -68,6 +78,50 @@ def _zero_special(state: State, word: Instruction, mask: Mask) -> None:
         raise UnsupportedError(f"special register {word.field(72, 8):#x} in CS2R")
     for i in range(word.field(80) + 1):
         state.write(word.to + i, np.zeros(state.lanes, dtype=np.uint32), mask)
+
+
+def _pair(state: State, first: int, *, uniform: bool) -> NDArray[np.uint64]:
+    """The 64 bits of two registers; zeros for RZ and URZ."""
+    zero = UNIFORM_ZERO if uniform else ZERO_REGISTER
+    lower, upper = (state.read(each if first != zero else zero, uniform=uniform) for each in (first, first + 1))
+    return upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
+
+
+def _first_pair(state: State, word: Instruction) -> NDArray[np.uint64]:
+    return _pair(state, word.field(24, 6 if word.uniform else 8), uniform=word.uniform)
+
+
+def _second_pair(state: State, word: Instruction) -> NDArray[np.uint64]:
+    """The second operand of 64 bits; an immediate is a signed number of 32 bits, of SEL.64 33."""
+    if word.form.low == "immediate":
+        bits = 33 if word.kind.name == "SEL.64" else 32
+        return np.full(state.lanes, word.signed(32, bits), dtype=np.int64).view(np.uint64)
+    if word.form.low == "constant":
+        raise UnsupportedError("a constant of 64 bits")
+    uniform = word.uniform or word.form.low == "uniform"
+    return _pair(state, word.field(32, 6 if uniform else 8), uniform=uniform)
+
+
+def _put_pair(state: State, word: Instruction, value: NDArray[np.uint64], mask: Mask) -> None:
+    state.write(word.to, (value & _MASK).astype(np.uint32), mask, uniform=word.uniform)
+    if word.to != (UNIFORM_ZERO if word.uniform else ZERO_REGISTER):
+        state.write(word.to + 1, (value >> _32).astype(np.uint32), mask, uniform=word.uniform)
+
+
+def _select_pair(state: State, word: Instruction, mask: Mask) -> None:
+    chosen = np.where(word.input_predicate(state), _first_pair(state, word), _second_pair(state, word))
+    _put_pair(state, word, chosen, mask)
+
+
+def _add_pairs(state: State, word: Instruction, mask: Mask) -> None:
+    """IADD.64, UIADD3.64: without carries and signs."""
+    carries = {word.field(first, 4) for first in ((87, 77) if word.uniform else (87,))}
+    if carries != {_FALSE}:
+        raise UnsupportedError("an addition of 64 bits with a carry")
+    total = _first_pair(state, word) + _second_pair(state, word)
+    if word.uniform:
+        total = total + _pair(state, word.field(64, 6), uniform=True)
+    _put_pair(state, word, total, mask)
 
 
 def _select(state: State, word: Instruction, mask: Mask) -> None:
@@ -221,10 +275,7 @@ def _wide_addend(state: State, word: Instruction) -> NDArray[np.uint64]:
         return np.frombuffer(state.constant(word.field(54, 5), word.field(38, 16), 8), dtype=np.uint64)
     uniform_c = word.form == Form.UNIFORM_C
     uniform = word.uniform or uniform_c
-    number = word.field(32 if uniform_c else 64, 6 if uniform else 8)
-    zero = UNIFORM_ZERO if uniform else ZERO_REGISTER
-    lower, upper = (state.read(each if number != zero else zero, uniform=uniform) for each in (number, number + 1))
-    return upper.astype(np.uint64) << _32 | lower.astype(np.uint64)
+    return _pair(state, word.field(32 if uniform_c else 64, 6 if uniform else 8), uniform=uniform)
 
 
 def _add_two(state: State, word: Instruction, mask: Mask) -> None:
@@ -289,6 +340,11 @@ INTEGERS: Final[dict[str, Run]] = {
     "VIMNMX": _least_or_greatest,
     "IMNMX": _least_or_greatest,
     "R2UR": _to_uniform,
+    "MOV.64": _move_immediate_pair,
+    "UMOV.64": _move_immediate_pair,
+    "SEL.64": _select_pair,
+    "IADD.64": _add_pairs,
+    "UIADD3.64": _add_pairs,
     "UMOV": _move,
     "UISETP": _compare_integers,
     "UIADD3": _add,

@@ -20,7 +20,7 @@ from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
 from codegen.emulator.memory.uninitialized import JUNK
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
-from codegen.sass.isa.opcodes import FORM_SHIFT, LAST, UNIFORM_REGISTERS, Form, Opcode
+from codegen.sass.isa.opcodes import LAST, UNIFORM_REGISTERS, Form, Opcode
 
 LITERALS: Final = 2
 """The bank of constants that fit no instruction."""
@@ -156,11 +156,8 @@ class Instruction:
 
     @cached_property
     def form(self) -> Form:
-        """Where its operands come from. Raises UnsupportedError if its opcode has no form."""
-        number = self.field(0, 12) >> FORM_SHIFT
-        if number == 0:
-            raise UnsupportedError("this emulator does not know where the operands come from")
-        return Form(number) if self.kind.c else Form(number).without_c
+        """Where its operands come from. Raises UnsupportedError if the instruction is unknown."""
+        return self.kind.form_in(self.field(0, 12))
 
     def check_bits(self) -> None:
         """Raises UnsupportedError if the emulator does not know the instruction, or a bit that is set."""

@@ -49,7 +49,7 @@ class Architecture:
     capability: int
     """90 for sm_90."""
     opcodes: Mapping[int, Opcode]
-    """By the lower nine bits of the opcode."""
+    """By the lower nine bits of the opcode, or by all twelve, which come first."""
     latencies: Latencies
     """Least cycles that ptxas leaves, by its cubins."""
     published: PublishedLatencies
@@ -90,5 +90,5 @@ class Architecture:
 
     def opcode(self, number: int) -> Opcode | None:
         """The facts of an opcode of twelve bits; None if it is unknown."""
-        form, known = number >> FORM_SHIFT, self.opcodes.get(number & KIND_MASK)
+        form, known = number >> FORM_SHIFT, self.opcodes.get(number) or self.opcodes.get(number & KIND_MASK)
         return known if known and form and (not known.forms or form in known.forms) else None

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from codegen.sass.isa.opcodes import Opcode
 
-RESULTS: Final = ("fma", "half", "matrix", "alu", "lower", "upper", "uniform")
-"""Classes of results. lower, upper: halves of a wide product; IMAD.HI has the upper one only."""
+RESULTS: Final = ("fma", "half", "matrix", "alu", "lower", "upper", "uniform", "dual", "pair")
+"""Classes of results. lower, upper: halves of a wide product; IMAD.HI has the upper one only. dual, pair: `Unit`."""
 READERS: Final = ("fma", "half", "matrix", "alu", "multiplicand", "lower", "upper", "memory", "function")
-SLOTS: Final = (*READERS, "uniform", "control")
+MORE_READERS: Final = ("dual", "pair")
+SLOTS: Final = (*READERS, *MORE_READERS, "uniform", "control")
 """Classes of operand slots; the operands of IMAD.WIDE and IMAD.HI are two multiplicands and an addend of two halves."""
 _RESULT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "upper", "high": "upper"}
 _SLOT_OF_UNIT: Final = {"float": "fma", "integer": "fma", "wide": "multiplicand", "high": "multiplicand"}
@@ -62,24 +63,28 @@ class Latencies:
         moved_uniform: int,
         overwritten_matrix: tuple[int, int],
         overwritten_by_load: int = 1,
+        more: Mapping[str, tuple[int, int]] | None = None,
     ) -> Latencies:
         """From rows by result; a register's operand slots in the order of READERS, others by name.
 
-        A pair without a figure takes the `longest`. `overwritten_matrix` are the cycles of a result of HFMA2.MMA until
-        another unit, and until the same one, overwrites it.
+        `more` has a register's slots in the order of MORE_READERS. What has no figure takes the `longest`.
+        `overwritten_matrix` are the cycles of a result of HFMA2.MMA until another unit, and until the same one,
+        overwrites it.
         """
 
         def table(rows: Mapping[str, Mapping[str, int]]) -> NDArray[np.int64]:
             return np.array([[rows.get(of, {}).get(by, longest) for by in SLOTS] for of in RESULTS], dtype=np.int64)
 
         other, same = overwritten_matrix
+        of_more = {of: dict(zip(MORE_READERS, each, strict=True)) for of, each in (more or {}).items()}
+        of_all = {of: dict(zip(READERS, each, strict=True)) | of_more.get(of, {}) for of, each in registers.items()}
         return Latencies(
-            registers=table({of: dict(zip(READERS, each, strict=True)) for of, each in registers.items()}),
+            registers=table(of_all),
             predicates=table(predicates),
             guard=longest,
             uniform=np.array([uniform.get(slot, longest) for slot in SLOTS], dtype=np.int64),
             moved_uniform=moved_uniform,
-            overwrite=np.array([other if of == "matrix" else 1 for of in RESULTS], dtype=np.int64),
+            overwrite=np.array([{"matrix": other, "pair": 2}.get(of, 1) for of in RESULTS], dtype=np.int64),
             matrix_overwrite=same,
             load_overwrite=overwritten_by_load,
         )

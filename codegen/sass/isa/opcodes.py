@@ -21,6 +21,8 @@ Unit = Literal[
     "half",
     "matrix",
     "alu",
+    "dual",
+    "pair",
     "integer",
     "wide",
     "high",
@@ -32,8 +34,9 @@ Unit = Literal[
     "function",
     "other",
 ]
-"""The unit that executes an instruction. matrix: HFMA2.MMA, on the tensor cores; integer: IMAD and VIADD; wide:
-IMAD.WIDE; high: IMAD.HI; function: MUFU; other: special registers and constants."""
+"""The unit that executes an instruction. matrix: HFMA2.MMA, on the tensor cores; dual, pair: of sm_120, what takes the
+alu a cycle longer, and instructions of 64 bits; integer: IMAD and VIADD; wide: IMAD.WIDE; high: IMAD.HI; function:
+MUFU; other: special registers and constants."""
 
 MEMORY_UNITS: Final = ("shared", "global", "local")
 ASYNCHRONOUS_UNITS: Final = (*MEMORY_UNITS, "function", "other")
@@ -65,7 +68,11 @@ PREDICATE_MASK = Field(32, 7)
 UNIFORM_BRANCH = Field(32, 1)
 """BRA: it goes only if a uniform predicate holds."""
 WHOLE_64 = Field(80, 1)
-"""CS2R: the result has 64 bits."""
+"""CS2R, MOV, UMOV: the result has 64 bits."""
+IMMEDIATE_64 = (24, 64)
+"""MOV.64, UMOV.64: the immediate, its first bit and how many."""
+SIGN_33 = Field(64, 1)
+"""SEL.64: the sign of an immediate whose other 32 bits are in their usual place."""
 
 
 class Form(IntEnum):
@@ -142,7 +149,7 @@ class Opcode:
     """The facts of one instruction."""
 
     number: int
-    """The lower nine bits of its opcode."""
+    """The lower nine bits of its opcode; all twelve for an instruction that shares them with another one."""
     name: str
     unit: Unit
     result: int = 0
@@ -166,6 +173,8 @@ class Opcode:
     """A uniform result that is there after MOVED_UNIFORM_CYCLES."""
     forms: tuple[int, ...] = ()
     """Upper three bits of its opcode that are understood; empty: all."""
+    form: Form | None = None
+    """Where its operands come from, if the upper three bits of its opcode say something else."""
     understood: tuple[Bits, ...] | None = None
     """Bits whose meaning the emulator knows, besides operands, guard and scheduling. None: it does not execute it."""
     fixed: tuple[int, ...] = (0,)
@@ -180,6 +189,11 @@ class Opcode:
     def arithmetic(self) -> bool:
         """Whether the upper three bits of its opcode are a `Form`."""
         return self.unit not in (*MEMORY_UNITS, "control", "other") and self.result >= 0
+
+    def form_in(self, opcode: int) -> Form:
+        """Where the operands of a word with this opcode of twelve bits come from."""
+        form = self.form or Form(opcode >> FORM_SHIFT)
+        return form if self.c else form.without_c
 
     def understood_mask(self, form: Form) -> int:
         """The bits of a word in this form whose meaning the emulator knows, as a number of 128 bits."""

@@ -25,7 +25,6 @@ from codegen.sass.isa.encoding import (
     Words,
 )
 from codegen.sass.isa.opcodes import (
-    FORM_SHIFT,
     LAST,
     MEMORY_UNITS,
     PREDICATES,
@@ -142,7 +141,7 @@ def operands(words: Words, architecture: Architecture) -> Operands:
             place = int(np.argmax(numbers == number))
             raise UnsupportedCodeError(f"word {place} has the unknown opcode {number:#05x} of {architecture.name}")
     opcodes = tuple(each for each in found.values() if each is not None)
-    forms = tuple(number >> FORM_SHIFT for number in found)
+    forms = tuple(each.form_in(number) for number, each in found.items() if each is not None)
     often = counts[present] > MANY
     seldom = np.flatnonzero(~often[which])
     table = _SlotTable.of(architecture, tuple(found))
@@ -150,7 +149,7 @@ def operands(words: Words, architecture: Architecture) -> Operands:
     for i in np.flatnonzero(often).tolist():
         places = np.flatnonzero(which == i)
         chosen = words[places]
-        for slot in slots_read(opcodes[i], Form(forms[i])):
+        for slot in slots_read(opcodes[i], forms[i]):
             reads += _uses(slot, chosen, places)
         for slot in slots_written(opcodes[i]):
             writes += _uses(slot, chosen, places)
@@ -158,7 +157,7 @@ def operands(words: Words, architecture: Architecture) -> Operands:
 
 
 def slots_read(opcode: Opcode, form: Form) -> Iterator[Slot]:
-    """The operand slots that words of an opcode read."""
+    """The operand slots that words of an opcode read, in the form that `Opcode.form_in` says."""
     for field in (PREDICATE, *opcode.reads):
         yield Slot(UNIFORM_PREDICATES if opcode.uniform else PREDICATES, field)
     yield from opcode.more_reads
@@ -173,7 +172,6 @@ def slots_read(opcode: Opcode, form: Form) -> Iterator[Slot]:
         if opcode.b:
             yield Slot(kind, low, opcode.b)
         return
-    form = form if opcode.c else form.without_c
     low_width, high_width = (opcode.c, opcode.b) if form.swapped else (opcode.b, opcode.c)
     if low_width and form.low == "register":
         yield Slot(kind, low, low_width)
@@ -239,7 +237,7 @@ class _SlotTable:
     def of(architecture: Architecture, numbers: tuple[int, ...]) -> _SlotTable:
         known = {number: opcode for number in numbers if (opcode := architecture.opcode(number)) is not None}
         of_each = [
-            (tuple(slots_read(opcode, Form(number >> FORM_SHIFT))), tuple(slots_written(opcode)))
+            (tuple(slots_read(opcode, opcode.form_in(number))), tuple(slots_written(opcode)))
             for number, opcode in known.items()
         ]
         slots = [(slot, kind == 1) for both in of_each for kind in (0, 1) for slot in both[kind]]

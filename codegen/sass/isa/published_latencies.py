@@ -28,14 +28,14 @@ OPERANDS: Final = (
 
 _ALU: Final = (
     *("MOV", "P2R", "SEL", "FSEL", "FMNMX", "FSETP", "ISETP", "IADD3", "LEA", "LOP3", "PRMT", "SHF", "PLOP3", "F2FP"),
-    *("VIADDMNMX", "VIMNMX", "IMNMX", "FMNMX3"),
+    *("VIADDMNMX", "VIMNMX", "IMNMX", "FMNMX3", "MOV.64", "SEL.64", "IADD.64"),
 )
 _CLASS_OF: Final = (
     dict.fromkeys(_ALU, "alu")
     | dict.fromkeys(("FMUL", "FADD", "FFMA", "IMAD", "VIADD"), "fma")
     | {"HADD2": "fp16", "HMUL2": "fp16", "HFMA2": "fp16", "HFMA2.MMA": "hfma2_mma"}
-    | dict.fromkeys(("UISETP", "UIADD3", "ULEA", "ULOP3", "USHF", "UIMAD", "UIMAD.WIDE"), "udp")
-    | {"UMOV": "umov", "ULDC": "umov"}
+    | dict.fromkeys(("UISETP", "UIADD3", "UIADD3.64", "ULEA", "ULOP3", "USHF", "UIMAD", "UIMAD.WIDE"), "udp")
+    | {"UMOV": "umov", "UMOV.64": "umov", "ULDC": "umov"}
 )
 _RESULT_OF: Final = _CLASS_OF | {"CS2R": "dispatch", "IMAD.WIDE": "upper", "IMAD.HI": "upper"}
 _OPERAND_OF: Final = (

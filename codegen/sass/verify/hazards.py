@@ -26,7 +26,7 @@ from codegen.sass.isa import latencies
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.encoding import ALWAYS, NO_SCOREBOARD, OPCODE, REUSE, SOURCE_A, WORD_BYTES, ZERO_REGISTER, Words
-from codegen.sass.isa.opcodes import FORM_SHIFT, PREDICATES, Form
+from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.verify.branch_hazards import check_branches
 from codegen.sass.verify.cluster_barriers import check_cluster_barriers
 from codegen.sass.verify.needs import needed, reloads
@@ -81,8 +81,7 @@ def unknown_bits(words: Words, architecture: Architecture) -> Iterator[Finding]:
         if opcode is None or opcode.understood is None:
             continue
         places = np.flatnonzero(opcodes == number)
-        form = Form(number >> FORM_SHIFT)
-        mask = opcode.understood_mask(form if opcode.c else form.without_c)
+        mask = opcode.understood_mask(opcode.form_in(number))
         rest = words[places] & ~_halves(mask)
         known = np.logical_or.reduce([(rest == _halves(fixed)).all(axis=1) for fixed in opcode.fixed])
         for place in np.flatnonzero(~known).tolist():

@@ -28,8 +28,15 @@ from codegen.sass.isa.encoding import (
     Field,
     Words,
 )
-from codegen.sass.isa.latencies import result_index, slot_index
-from codegen.sass.isa.opcodes import MEMORY_UNITS, PREDICATES, UNIFORM_BRANCH, UNIFORM_PREDICATES, UNIFORM_REGISTERS
+from codegen.sass.isa.latencies import RESULTS, SLOTS, result_index, slot_index
+from codegen.sass.isa.opcodes import (
+    MEMORY_UNITS,
+    PREDICATES,
+    UNIFORM_BRANCH,
+    UNIFORM_PREDICATES,
+    UNIFORM_REGISTERS,
+    WHOLE_64,
+)
 from codegen.sass.isa.operands import Accesses, operands
 
 Places = NDArray[np.int64]
@@ -60,9 +67,10 @@ class Program:
         self.guard_negated = NEGATED_PREDICATE.get(words)
         self.write_scoreboard, self.read_scoreboard = WRITE_SCOREBOARD.get(words), READ_SCOREBOARD.get(words)
         self.asynchronous = used.asynchronous
-        self.slots = used.per_word(slot_index)
+        pairs = used.named("MOV") & (WHOLE_64.get(words) == 1)  # MOV.64 in its other forms
+        self.slots = np.where(pairs, SLOTS.index("pair"), used.per_word(slot_index))
         """[words]: the place in `latencies.SLOTS` of each word's operands."""
-        self.results = used.per_word(result_index)
+        self.results = np.where(pairs, RESULTS.index("pair"), used.per_word(result_index))
         """[words]: the place in `latencies.RESULTS` of each word's result."""
         self.least_cycles = used.per_word(lambda opcode: opcode.least_cycles)
         self.quick_uniform = used.per_word(lambda opcode: opcode.quick_uniform) != 0

@@ -13,8 +13,9 @@ from codegen.sass.isa.architectures.sm_87 import SM_87
 from codegen.sass.isa.architectures.sm_89 import SM_89
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.architectures.sm_100 import SM_100
+from codegen.sass.isa.architectures.sm_120 import SM_120
 
-ARCHITECTURES: Final = {each.capability: each for each in (SM_75, SM_80, SM_86, SM_87, SM_89, SM_90, SM_100)}
+ARCHITECTURES: Final = {each.capability: each for each in (SM_75, SM_80, SM_86, SM_87, SM_89, SM_90, SM_100, SM_120)}
 """By the architecture's number: 90 for sm_90."""
 
 
