@@ -32,7 +32,10 @@ CHECKED = "checked without a GPU"
 
 QUALIFIED_LEVEL = 3
 """Optimisation level of the ptxas code that direct code is compared with."""
-SUPPORTED_ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_120")
+SUPPORTED_ARCHS = (
+    *("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90"),
+    *("sm_100", "sm_103", "sm_110", "sm_120", "sm_121"),
+)
 """Architectures that the direct assembler supports."""
 
 

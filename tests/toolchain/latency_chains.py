@@ -66,7 +66,7 @@ _OF_64_BITS: Final = tuple(
     )
 )
 """More of it, of which architectures with instructions of 64 bits make one."""
-_BEGIN: Final = """.version 8.8
+_BEGIN: Final = """.version {version}
 .target {arch}
 .address_size 64
 .shared .align 16 .b8 space[4096];
@@ -96,5 +96,10 @@ def latency_chain(arch: str) -> CubinFile:
         lines.append(instruction.format(x=f"x{values}", d=f"x{values + 1}"))
         values += "{d}" in instruction
     end = f"st.volatile.global.b32 [d0], x{values};\nret;\n}}\n"
-    ptx = _BEGIN.format(arch=arch, values=values + 1) + "\n".join(lines) + "\n" + end
+    ptx = (
+        _BEGIN.format(version="9.0" if arch == "sm_110" else "8.8", arch=arch, values=values + 1)
+        + "\n".join(lines)
+        + "\n"
+        + end
+    )
     return CubinFile.read(assemble(ptx.encode(), arch, find_toolchain()).data)

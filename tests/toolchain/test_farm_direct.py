@@ -101,7 +101,7 @@ def test_what_the_assembler_does_not_know_ptxas_does_and_the_job_says_why(
     farm: Farm, capsys: pytest.CaptureFixture[str]
 ) -> None:
     layers = [layer("conv1"), layer("half", spec=replace(SMALLER, data_type="float16"))]
-    [job] = farm.compile([checkpoint(*layers)], replace(DIRECT, archs=("sm_110", "sm_90")))
+    [job] = farm.compile([checkpoint(*layers)], replace(DIRECT, archs=("sm_88", "sm_90")))
     assert job.status is Status.SUCCEEDED, job.reason
     made = {(result.arch, result.build): result.assembler for result in farm.inspect(job.id).results}
     assert sorted(made.values()) == ["direct", "direct", "ptxas", "ptxas"]
@@ -136,10 +136,10 @@ def test_qualified_code_is_assembled_directly_by_default_and_the_rest_says_why_n
 ) -> None:
     version = farm.toolchain.ptxas_version
     record(settings, qualified(ptxas=version))
-    [job] = farm.compile([NET], BuildOptions(("sm_110", "sm_90")))
+    [job] = farm.compile([NET], BuildOptions(("sm_88", "sm_90")))
     made = {(result.arch, result.assembler, result.fallback) for result in farm.inspect(job.id).results}
-    reason = f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not sm_110"
-    assert made == {("sm_90", "direct", ""), ("sm_110", "ptxas", reason)}
+    reason = f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not sm_88"
+    assert made == {("sm_90", "direct", ""), ("sm_88", "ptxas", reason)}
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
     assert "2 of 4 cubins assembled directly (qualified on NVIDIA Made-Up), the others by ptxas\n" in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.architectures import ARCHITECTURES, architecture_named
 from codegen.sass.isa.encoding import ALWAYS, OPCODE, STALL
 from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, HFMA2_MMA_IMMEDIATE
+from codegen.sass.qualification import SUPPORTED_ARCHS
 from codegen.sass.skeleton.marker_ptx import PAIRED_DEMAND, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
 from codegen.sass.verify import hazards
@@ -31,6 +33,8 @@ from tests.toolchain.test_sass_faults import check_faults
 from tests.toolchain.test_sass_hazards import is_refused_one_cycle_sooner, nearest_in_chain
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_120")
+ALIKE = ("sm_103", "sm_110", "sm_121")
+"""Architectures that differ from sm_100 or sm_120 in one instruction at most."""
 OFTEN, DRAWN = 15, 20
 """Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"
@@ -59,8 +63,11 @@ def directly(name: str, arch: str) -> CubinFile:
     return CubinFile.read(made.data)
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture_whose_words_are_known_is_assembled() -> None:
+    assert [each.name for each in ARCHITECTURES.values()] == list(SUPPORTED_ARCHS)
+
+
+@pytest.mark.parametrize(("arch", "name"), [*product(ARCHS, KINDS), *product(ALIKE, KINDS[:2])])
 def test_direct_code_computes_bit_for_bit_what_its_ptx_does(arch: str, name: str) -> None:
     case, weights = CASES[name], weights_of(CASES[name], 0.5)
     output = computed(case, weights, directly(name, arch))
@@ -73,7 +80,7 @@ def test_what_ptxas_makes_is_accepted(arch: str, name: str) -> None:
     hazards.check_cubin(CubinFile.read(cubin_for(name, arch)))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", ARCHS + ALIKE)
 def test_a_chain_of_all_pairs_by_ptxas_is_accepted_but_not_one_cycle_sooner(arch: str) -> None:
     chain = latency_chain(arch)
     assert hazards.check(chain.words, chain.registers, architecture_named(arch)) == []

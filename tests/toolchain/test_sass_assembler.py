@@ -248,8 +248,8 @@ def test_what_the_assembler_does_not_know_is_refused_with_the_reason() -> None:
     with pytest.raises(MachineCodeError, match="does not support float16 channel gates"):
         make_skeleton(shared_template(gated.spec, gated.tiling), ARCH, find_toolchain())
     plain = template_for(ASSEMBLED[0], "compute_80")
-    with pytest.raises(MachineCodeError, match=r"the direct assembler supports .*, not sm_110"):
-        make_skeleton(plain, "sm_110", find_toolchain())
+    with pytest.raises(MachineCodeError, match=r"the direct assembler supports .*, not sm_88"):
+        make_skeleton(plain, "sm_88", find_toolchain())
 
 
 @pytest.mark.parametrize("density", [0.1, 0.3, 1.0])

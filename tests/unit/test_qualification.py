@@ -78,7 +78,7 @@ def test_code_that_a_gpu_found_wrong_is_taken_with_no_trust() -> None:
 
 
 def test_an_unsupported_architecture_and_another_level_are_not_direct_with_any_trust() -> None:
-    assert assembler_with(arch="sm_110", trust="checked")[0] == "patch"
+    assert assembler_with(arch="sm_88", trust="checked")[0] == "patch"
     assert assembler_with(optimisation=1, trust="checked")[0] == "patch"
 
 
@@ -88,9 +88,9 @@ def test_one_failure_outweighs_a_pass_on_another_gpu() -> None:
 
 
 def test_no_record_qualifies_an_unsupported_architecture() -> None:
-    assert assembler_with(qualified(arch="sm_110"), arch="sm_110") == (
+    assert assembler_with(qualified(arch="sm_88"), arch="sm_88") == (
         "patch",
-        f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not sm_110",
+        f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not sm_88",
     )
 
 

@@ -12,10 +12,11 @@ from codegen.sass.isa.architectures.sm_86 import SM_86
 from codegen.sass.isa.architectures.sm_87 import SM_87
 from codegen.sass.isa.architectures.sm_89 import SM_89
 from codegen.sass.isa.architectures.sm_90 import SM_90
-from codegen.sass.isa.architectures.sm_100 import SM_100
-from codegen.sass.isa.architectures.sm_120 import SM_120
+from codegen.sass.isa.architectures.sm_100 import SM_100, SM_103, SM_110
+from codegen.sass.isa.architectures.sm_120 import SM_120, SM_121
 
-ARCHITECTURES: Final = {each.capability: each for each in (SM_75, SM_80, SM_86, SM_87, SM_89, SM_90, SM_100, SM_120)}
+_ALL: Final = (SM_75, SM_80, SM_86, SM_87, SM_89, SM_90, SM_100, SM_103, SM_110, SM_120, SM_121)
+ARCHITECTURES: Final = {each.capability: each for each in _ALL}
 """By the architecture's number: 90 for sm_90."""
 
 

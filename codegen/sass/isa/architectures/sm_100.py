@@ -1,12 +1,14 @@
-"""Blackwell: B200, GB200."""
+"""Blackwell with tensor memory: sm_100 (B200, GB200), sm_103 (B300, GB300) and sm_110 (Jetson Thor)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures.blackwell import CONSTANTS, COPIES, OPCODES
 from codegen.sass.isa.latencies import Latencies
+from codegen.sass.isa.opcodes import INPUT_PREDICATE, Opcode
 from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
 
 LATENCIES: Final = Latencies.of(
@@ -38,3 +40,8 @@ SM_100: Final = Architecture(
     constants=CONSTANTS,
     copies=COPIES,
 )
+SM_103: Final = replace(SM_100, capability=103)
+_IMNMX: Final = Opcode(
+    *(0x17, "IMNMX", "alu", 1, 1, 1), reads=(INPUT_PREDICATE,), understood=((73, 1),), fixed=(0x3FF << 77,)
+)
+SM_110: Final = replace(SM_100, capability=110, opcodes={**OPCODES, _IMNMX.number: _IMNMX})

@@ -1,4 +1,4 @@
-"""Blackwell: GeForce RTX 50, RTX PRO. It has instructions of 64 bits, in pairs of registers."""
+"""Blackwell with instructions of 64 bits: sm_120 (GeForce RTX 50, RTX PRO) and sm_121 (DGX Spark)."""
 
 from __future__ import annotations
 
@@ -126,3 +126,5 @@ SM_120: Final = Architecture(
     shared_kib=100,
 )
 """The published figures are sm_100's. Mesa adds a cycle to each for sm_120, ptxas only for `dual` and `pair`."""
+SM_121: Final = replace(SM_120, capability=121)
+"""ptxas 13.0.88 makes the same words for both."""
