@@ -297,8 +297,8 @@ def _add_and_bound(state: State, word: Instruction, mask: Mask) -> None:
 
 
 def _least_or_greatest(state: State, word: Instruction, mask: Mask) -> None:
-    """VIMNMX, IMNMX: the minimum of a and b, or the maximum if the predicate is false."""
-    dtype = np.int32 if word.field(72 if word.kind.name == "VIMNMX" else 73) else np.uint32
+    """VIMNMX, UVIMNMX, IMNMX: the minimum of a and b, or the maximum if the predicate is false."""
+    dtype = np.int32 if word.field(73 if word.kind.name == "IMNMX" else 72) else np.uint32
     a, b = word.a(state).view(dtype), np.asarray(word.b(state)).view(dtype)
     state.put(word, np.where(word.input_predicate(state), np.minimum(a, b), np.maximum(a, b)), mask)
 
@@ -338,6 +338,7 @@ INTEGERS: Final[dict[str, Run]] = {
     "VIADD": _add_two,
     "VIADDMNMX": _add_and_bound,
     "VIMNMX": _least_or_greatest,
+    "UVIMNMX": _least_or_greatest,
     "IMNMX": _least_or_greatest,
     "R2UR": _to_uniform,
     "MOV.64": _move_immediate_pair,

@@ -34,7 +34,7 @@ _CLASS_OF: Final = (
     dict.fromkeys(_ALU, "alu")
     | dict.fromkeys(("FMUL", "FADD", "FFMA", "IMAD", "VIADD"), "fma")
     | {"HADD2": "fp16", "HMUL2": "fp16", "HFMA2": "fp16", "HFMA2.MMA": "hfma2_mma"}
-    | dict.fromkeys(("UISETP", "UIADD3", "UIADD3.64", "ULEA", "ULOP3", "USHF", "UIMAD", "UIMAD.WIDE"), "udp")
+    | dict.fromkeys(("UISETP", "UIADD3", "UIADD3.64", "UVIMNMX", "ULEA", "ULOP3", "USHF", "UIMAD", "UIMAD.WIDE"), "udp")
     | {"UMOV": "umov", "UMOV.64": "umov", "ULDC": "umov"}
 )
 _RESULT_OF: Final = _CLASS_OF | {"CS2R": "dispatch", "IMAD.WIDE": "upper", "IMAD.HI": "upper"}

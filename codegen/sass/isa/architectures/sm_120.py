@@ -66,6 +66,7 @@ _ROWS: Final = (
         understood=(),
         fixed=(0x7 << 81 | 0x1 << 73,),
     ),
+    replace(COMMON[0x48], number=0x4A, name="UVIMNMX", unit="uniform", uniform=True),
     replace(COMMON[0x90], number=0x97, name="UIADD3.64", result=2, a=2, b=2, c=2, understood=(), fixed=(0x3F << 81,)),
 )
 _DUAL: Final = ("MOV", "SEL", "FSEL", "FMNMX", "FMNMX3", "VIMNMX", "ISETP", "FSETP")
