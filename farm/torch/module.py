@@ -27,8 +27,8 @@ from farm.torch.pooling import own_max_pool
 
 SEVERAL = ("GRU", "LSTM", "Split")
 """Operators with all outputs; of other operators only the first is computed."""
-IN_PLACE = ("Slice", "Split")
-"""Operators whose results lie within a tensor, where a layer may read them."""
+PARTS = ("Slice", "Split")
+"""Operators whose results are ranges of a larger tensor."""
 ONNX_NODE = "onnx"
 """Under which an fx node's `meta` says what it was in the model."""
 OWN: dict[str, Callable[..., Any]] = {"MaxPool": own_max_pool, "Gemm": own_gemm}
@@ -176,7 +176,8 @@ class _Builder:
 
     def _layer(self, node: NetworkNode) -> fx.Node:
         compute = self._compute[node.layer]
-        inputs = [self._contiguous(name) if name else None for name in node.inputs]
+        in_place = self._layers[node.layer].most_input_step > 0
+        inputs = [self._contiguous(name, in_place=in_place) if name else None for name in node.inputs]
         x, residual, gate = [*inputs, None, None][:3]
         if isinstance(compute, nn.Module):
             self._modules += 1
@@ -194,11 +195,14 @@ class _Builder:
         self._placed.add((place.tensor, node.outputs[0]))
         return output
 
-    def _contiguous(self, name: str) -> fx.Node:
-        """A value for a layer, which reads it contiguous; torch.compile lets whatever computes it write it so."""
+    def _contiguous(self, name: str, *, in_place: bool) -> fx.Node:
+        """A value for a layer: contiguous, which torch.compile has written by the kernel that computes it.
+
+        `in_place` tells whether the layer can read a range of channels of a larger tensor.
+        """
         value = self._tensor(name)
         maker = self._producers.get(name)
-        if maker is None or maker.layer or maker.operator in IN_PLACE or name in self._places.joined:
+        if maker is None or maker.layer or name in self._places.joined or (in_place and maker.operator in PARTS):
             return value
         return self._graph.call_method("contiguous", (value,))
 
