@@ -264,6 +264,23 @@ def test_a_compiled_network_computes_the_same(fetched: Path) -> None:
         torch.testing.assert_close(torch.compile(net)(x), net(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # within torch
+def test_a_compiled_rest_computes_the_same_in_calls_and_in_graphs(fetched: Path) -> None:
+    net, eager = (load(fetched / "alexnet_cifar10", compile_rest=choice) for choice in ("always", "never"))
+    x = torch.from_numpy(inputs("alexnet_cifar10", 4)).cuda()
+    with torch.inference_mode():
+        wanted = eager(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # which must not compile
+            early = net(x)
+        graph.replay()
+        torch.testing.assert_close(early, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(net(x), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(capture(net)(x), wanted, rtol=1e-5, atol=1e-5)
+    assert not net.is_eager
+
+
 def test_more_images_than_one_launch_takes_are_launched_in_slices(
     fetched: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
