@@ -1,4 +1,4 @@
-"""What a machine lacks for the tests of a folder, and why they are then skipped."""
+"""Requirements of test folders that a machine lacks, which are the reasons for skipping them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from codegen.toolchain.tools import Toolchain
 SMALL = Conv2d(3, 8, 8, 4, 3, 3, padding=(1, 1, 1, 1))
 SMALLER = Conv2d(2, 6, 6, 3, 3, 3)
 LAUNCH = Launch("conv2d", (GridSize(2), GridSize(images=4), GridSize(3)), (96, 1, 1), 1536)
-"""Of no kernel."""
+"""A launch of no kernel."""
 
 OPERATORS = {Conv2d: "Conv", ConvTranspose2d: "ConvTranspose", Linear: "Gemm"}
 

@@ -1,4 +1,4 @@
-"""What every kind of store does: one suite, run over each."""
+"""The contract of stores: one suite, run over each kind."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Place:
 
 
 class SharedStoreContract(StoreContract):
-    """The same for stores that others see too; has the fixture `place`, empty at first."""
+    """The contract of stores that others see too; has the fixture `place`, empty at first."""
 
     @pytest.fixture
     def store(self, place: Place) -> Store:
@@ -297,7 +297,7 @@ class FolderPlace(Place):
 
 
 class AgingStoreContract(SharedStoreContract):
-    """The same for stores in folders; has the fixture `place`, a FolderPlace."""
+    """The contract of stores in folders; has the fixture `place`, a FolderPlace."""
 
     def test_whoever_asks_for_an_old_blob_makes_it_young(self, place: FolderPlace) -> None:
         digest = place.open().put(b"data")

@@ -65,7 +65,7 @@ def _generator() -> str:
 
 
 def shared_cubin(ptx: bytes, arch: str, toolchain: Toolchain) -> bytes:
-    """What ptxas makes of it at its level 3."""
+    """The cubin that ptxas makes at -O3."""
     name = f"{hashlib.sha256(ptx).hexdigest()}.{arch}.{toolchain.ptxas_version}.cubin"
     return shared(name, lambda: assemble(ptx, arch, toolchain, ptxas_options(3), LIMITS).data)
 

@@ -136,7 +136,7 @@ class PlayedBuilder:
 
 
 def ended(searching: Generator[Attempt, None, Found]) -> Found:
-    """What a search comes to."""
+    """The result of a search."""
     while True:
         try:
             next(searching)

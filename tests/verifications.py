@@ -1,4 +1,4 @@
-"""What `farm verify` finds of a job whose layers are right."""
+"""Checks of `farm verify` on a job whose layers are right."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def write_ptx(farm: Farm, folder: Path) -> list[Path]:
 
 
 def bare_loop(ptxas: str, files: list[Path]) -> float:
-    """The same PTX, options and processes at once, with nothing around it."""
+    """Seconds of ptxas alone for equal PTX, options and numbers of processes."""
 
     def one(work: tuple[Path, str]) -> None:
         path, arch = work
@@ -154,7 +154,7 @@ def farm_command(folder: Path, *arguments: str) -> float:
 
 
 def cached() -> None:
-    """The same job again: no nvcc, no ptxas, under 2 s."""
+    """A repeated job: no nvcc, no ptxas, under 2 s."""
     with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
         folder = Path(name)
         write_network(folder / "lenet5.onnx", lenet5(SPARSITY, seed=0))

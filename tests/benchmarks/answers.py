@@ -20,7 +20,7 @@ AT_ONCE = 50
 
 
 def images(shape: tuple[int, ...], count: int, seed: int = 0) -> Iterator[NDArray[np.float32]]:
-    """So many at a time; the same for the same seed."""
+    """`count` images in batches of AT_ONCE; equal for equal seeds."""
     random = np.random.default_rng(seed)
     for first in range(0, count, AT_ONCE):
         yield random.standard_normal((min(AT_ONCE, count - first), *shape), np.float32)

@@ -86,7 +86,7 @@ def serve(url: str) -> Served:
 
 
 def peak_bytes() -> int:
-    """Of this program; what the kernel tells of ended children would include the process that they were forked from."""
+    """Peak memory of this program; figures of ended children would include the process that they were forked from."""
     match = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
     return int(match[1]) * 1024

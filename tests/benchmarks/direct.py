@@ -60,7 +60,7 @@ class Measured:
     ptxas: float
     """Over all parts."""
     skeleton: float
-    """Of ptxas, once for a shape."""
+    """Seconds of ptxas, once for a shape."""
 
     @property
     def ratio(self) -> float:
@@ -110,7 +110,7 @@ def measure_layer(layer: Layer, alike: int) -> Measured:
 
 
 def cpu_of(whose: int, make: Callable[[], Made]) -> tuple[Made, float]:
-    """What is made, and the CPU seconds of this process, or of the tools that it ran."""
+    """The result of `make`, and the CPU seconds of this process, or of the tools that it ran."""
 
     def seconds() -> float:
         usage = resource.getrusage(whose)

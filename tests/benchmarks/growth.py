@@ -1,4 +1,4 @@
-"""What grows with a farm: 1,000 checkpoints of 50 layers for 6 architectures, 300,000 builds, as CPU seconds."""
+"""Costs that grow with a farm: 1,000 checkpoints of 50 layers for 6 architectures, 300,000 builds, as CPU seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user would do without the farm: nvcc -cubin on a .cu for every layer and architecture, in a parallel loop."""
+"""The work of a user without the farm: nvcc -cubin on a .cu for every layer and architecture, in a parallel loop."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class LoopTime:
     """The time of the whole loop, by a sample of its pairs."""
 
     seconds: float
-    """Of all pairs on all cores, perfectly divided."""
+    """Time for all pairs on all cores, perfectly divided."""
     error_seconds: float
     """Its standard error."""
     distinct_seconds: float
-    """The same for a loop that leaves out the layers that did not change."""
+    """Time for a loop that leaves out the layers that did not change."""
     sample: int
     cut_short: int
-    """Of the sample, runs that were ended at the limit."""
+    """Number of runs of the sample that were ended at the limit."""
 
 
 def time_loop(pairs: Sequence[Pair], form: Form, toolchain: Toolchain, *, of_each: int, cores: int) -> LoopTime:

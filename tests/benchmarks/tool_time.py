@@ -46,9 +46,9 @@ class Point:
     tool: str
     spec: dict[str, object]
     cost: int
-    """Of nvcc, the multiply-adds of the loop."""
+    """Multiply-adds of the loop that nvcc compiles."""
     instructions: float
-    """Of ptxas, those predicted of the kernel."""
+    """Instructions predicted for the kernel that ptxas assembles."""
     level: int
     seconds: float
 
@@ -60,7 +60,7 @@ class Point:
 
 
 def kept_points() -> list[Point]:
-    """What was measured for the fit."""
+    """The points measured for the fit."""
     with gzip.open(KEPT, "rt") as lines:
         return [Point(**json.loads(line)) for line in lines]
 
@@ -118,7 +118,7 @@ def measured(count: int) -> Iterator[Point]:
 
 
 def all_layers() -> list[Layer]:
-    """Of the networks at each sparsity, one of each shape, and the ten operators."""
+    """One layer of each shape of the networks at each sparsity, and the ten operators."""
     found: list[Layer] = []
     with tempfile.TemporaryDirectory(prefix="sparse-farm-") as name:
         path = Path(name) / "model.onnx"

@@ -33,7 +33,7 @@ def refuse_last(request: Request) -> Result | None:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of a job and of a submission with what is hard to lay out: many layers, long and hostile names, failures."""
+    """Pages of a job and of a submission that are hard to lay out: many layers, long and hostile names, failures."""
     folder = tmp_path_factory.mktemp("report")
     yard = Farmyard(folder)
     layers = [layer(f"block{i}.conv", Conv2d(8, 8, 8, 8 + i, 3, 3), seed=i) for i in range(40)]

@@ -22,7 +22,7 @@ class Fault:
     needs: tuple[Callable[[], str | None], ...] = ()
 
     def lacks(self) -> str | None:
-        """What this machine has not, in words."""
+        """The requirement that this machine lacks, in words."""
         return next((lack for needs in (lacks_toolchain, *self.needs) if (lack := needs())), None)
 
 

@@ -217,7 +217,7 @@ def _use_s3(play: Round) -> None:
 
 
 def cache_full(play: Round) -> None:
-    """What a machine keeps of S3 is a convenience: without room for it, everything goes on."""
+    """A machine's copies of blobs from S3 are a convenience: without room for them, everything goes on."""
     _use_s3(play)
     disk = _small_disk(play)
     play.use(FARM_CACHE_DIR=str(disk))
@@ -333,7 +333,7 @@ def _swap_records(play: Round, besides: Collection[Path] = ()) -> list[Path]:
 
 
 def _blob_hurt(play: Round, hurt: object) -> None:
-    """What was made is made again; a checkpoint's weights cannot be, and come with the next submission."""
+    """Lost blobs are built again, except a checkpoint's weights, which come with the next submission."""
     assert callable(hurt)
     play.submit()
     weights = {build.weights for job in play.jobs() for build in play.farm.inspect(job.id).builds}

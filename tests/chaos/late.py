@@ -29,7 +29,7 @@ class LateProcesses:
         return set(self._descriptors)
 
     def left(self) -> set[int]:
-        """Those that did not end in time."""
+        """Processes that did not end in time."""
         end = time.monotonic() + SECONDS
         while (running := self.running()) and time.monotonic() < end:
             time.sleep(0.05)

@@ -46,7 +46,7 @@ def ray_coordinator_killed(play: Round) -> None:
 
 
 def raylet_killed(play: Round) -> None:
-    """Of two machines one is gone; the other does its work."""
+    """One of two machines is gone; the other does its work."""
     nodes = play.services.nodes
     play.use(FARM_EXECUTOR="ray", FARM_RAY_ADDRESS=nodes.address, **nodes.environment)
     play.submit()

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 STUCK_SECONDS = 180.0
 """A round that takes longer is stuck; undisturbed it takes a tenth of this."""
 END_SECONDS = 60.0
-"""What a coordinator may take to stop, and the processes of one that was killed to be gone."""
+"""Time for a coordinator to stop, and for the processes of a killed one to be gone."""
 POLL_SECONDS = 0.05
 
 
@@ -43,7 +43,7 @@ class Round:
         self.temporary.mkdir()
         self.cleanup = ExitStack()
         self.said = "nothing happened"
-        """What was done to the farm, in words."""
+        """The fault of this round, in words."""
         self.in_time = False
         """Whether there was still work to do when it happened."""
         self._end = time.monotonic() + STUCK_SECONDS
@@ -51,7 +51,7 @@ class Round:
         self._serving: dict[subprocess.Popen[bytes], Path] = {}
         """Coordinators, with what they said."""
         self._draining: set[subprocess.Popen[bytes]] = set()
-        """Those that end by themselves."""
+        """Coordinators that end by themselves."""
         self._killed = False
         """Whether a coordinator was killed, whose temporary files others remove."""
         self._started = 0
@@ -175,9 +175,9 @@ class Round:
             time.sleep(POLL_SECONDS)
 
     def processes(self) -> dict[int, str]:
-        """Of this round, with their commands: all have its folder in their environment or arguments.
+        """Processes of this round with their commands: all have its folder in their environment or arguments.
 
-        Without those that may take longer to end than a round does.
+        Processes that may outlive a round are left out.
         """
         late = self.services.late.running()
         return {pid: command for pid, command in marked_processes(self.folder).items() if pid not in late}
@@ -230,7 +230,7 @@ class Round:
                 assert store.get(result.cubin) == expected[name], f"{name} is not the undisturbed run's"
 
     def again(self, *, retry: bool) -> None:
-        """What did not succeed is tried again, or everything is submitted anew, by a new coordinator."""
+        """A new coordinator retries the jobs that did not succeed, or everything is submitted anew."""
         if retry:
             self.farm.retry(JobSet(ids=tuple(self._ids)))
         else:
@@ -240,7 +240,7 @@ class Round:
 
     @property
     def logs(self) -> str:
-        """What the coordinators said."""
+        """The output of the coordinators."""
         return "\n".join(f"{path.name}: {path.read_text(errors='replace')}" for path in self.folder.glob("serve*.log"))
 
 

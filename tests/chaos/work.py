@@ -1,4 +1,4 @@
-"""What the farm does in every round, and what comes out of it when nothing goes wrong."""
+"""The work of the farm in every round, and its results when nothing goes wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONV = Conv2d(2, 10, 10, 8, 3, 3)
 LINEAR = Linear(64, 16)
 
 Name = tuple[str, str, str, int, int]
-"""Of a cubin: checkpoint, layer, architecture, part, level of ptxas."""
+"""Name of a cubin: checkpoint, layer, architecture, part, level of ptxas."""
 
 
 def checkpoints() -> list[Checkpoint]:
@@ -50,7 +50,7 @@ def named_results(detail: JobDetail) -> dict[Name, BuildResult]:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """The same work without any fault."""
+    """The work of a round without any fault."""
 
     cubins: dict[Name, bytes]
     """At the level that is asked for, and at the one that is tried where ptxas takes too long."""

@@ -28,7 +28,7 @@ from tests.tuning_samples import PlayedBuilder, PlayedRig
 
 
 def gpus_here() -> str:
-    """Those that Ray gave to this process."""
+    """The GPUs that Ray gave to this process."""
     return f"GPU {os.environ.get('CUDA_VISIBLE_DEVICES')}"
 
 

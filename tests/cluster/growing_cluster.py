@@ -13,7 +13,7 @@ COMMANDS = (
     "cluster_synced_files", "head_setup_commands", "head_start_ray_commands", "initialization_commands",
     "rsync_exclude", "rsync_filter", "setup_commands", "worker_setup_commands", "worker_start_ray_commands",
 )  # fmt: skip
-"""Of a launcher that goes to its machines by ssh: this cloud's need none."""
+"""Settings of a launcher that reaches its machines by ssh, which this cloud does not need."""
 IDLE_MINUTES = 0.5
 
 

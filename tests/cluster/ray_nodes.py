@@ -51,7 +51,7 @@ class RayNodes:
         return f"{_host(0)}:{self._port}"
 
     def cache(self, node: int) -> Path:
-        """What this node keeps of S3."""
+        """The folder of this node's copies of blobs from S3."""
         return self.folder / f"cache{node}"
 
     def logs(self, node: int) -> Path:

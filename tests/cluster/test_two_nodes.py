@@ -32,9 +32,9 @@ class Place:
     ceph: Ceph
     database: PostgreSQL
     environment: dict[str, str]
-    """Of whoever uses this farm."""
+    """Environment of every user of this farm."""
     secrets: dict[str, str]
-    """What nobody may see, by what it is."""
+    """Secrets that no output may show, by their description."""
 
 
 @pytest.fixture(scope="module")

@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def draw(fuzz: Fuzz, count: int, masks: int, number: int) -> None:
-    """So many geometries, each with so many sets of weights."""
+    """Draws `count` geometries, each with `masks` sets of weights."""
 
     @seed(number)
     @settings(

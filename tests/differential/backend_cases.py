@@ -27,7 +27,7 @@ OPERATORS = {
 }
 STORED_KINDS = ("simple", "pytorch-operator", "pytorch-converted")
 OPSET = 13
-"""What the stored models, which are of opset 6, are converted to; `read_checkpoint` asks for that."""
+"""Opset to which the stored models, of opset 6, are converted; `read_checkpoint` asks for it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ def backend_cases() -> dict[str, BackendCase]:
 
 
 def _node_cases() -> Iterator[BackendCase]:
-    """Those that the package computes: importing an operator's module adds its cases to a list."""
+    """Cases that the package computes: importing an operator's module adds its cases to a list."""
     from onnx.backend.test.case import node
 
     for operator in sorted(OPERATORS):

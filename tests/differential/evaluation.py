@@ -38,16 +38,16 @@ FUNCTION_ROUNDINGS = 16
 """onnxruntime's sigmoid, hyperbolic tangent and error function may be off by so many roundings of 1, and of the result:
 they are quotients of polynomials in float32."""
 BATCH_NORM_ROUNDINGS = 12
-"""Of variance + epsilon, root, quotient, times scale, times x; of mean times all that; and of two sums."""
+"""Roundings of variance + epsilon, root, quotient, times scale, times x; of mean times all that; and of two sums."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """What a tensor is, and how far off it may be; arrays of one shape."""
+    """The values of a tensor and their error bounds; arrays of one shape."""
 
     value: Float64Array
     error: Float64Array
-    """Of a program that runs node after node."""
+    """Error bound for a program that runs node after node."""
     magnitude: Float64Array
     """Sums of the absolute values of all that was added up."""
     reach: Float64Array
@@ -149,7 +149,7 @@ def _constant(attributes: Attributes) -> Tensor:
 
 
 def _transpose(attributes: Attributes, x: Tensor) -> Tensor:
-    """Of a constant."""
+    """Transposes a constant."""
     value = np.transpose(x.value, attributes.get("perm"))
     return replace(Tensor.exact(value), dtype=x.dtype)
 
@@ -178,7 +178,7 @@ def _leaky_relu(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _add(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
-    """Of a product and a constant or an input, which are exact."""
+    """Adds to a product a constant or an input, which are exact."""
     if not b.error.any() and not b.folds and b.value.size < a.value.size:
         folds = a.folds + 1
     elif not a.error.any() and a.value.size < b.value.size:
@@ -192,7 +192,7 @@ def _add(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _mul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
-    """Of a product or an input and what is exact, in either order, or of two tensors that are made of one product."""
+    """Multiplies a product or an input by an exact tensor, in either order, or two tensors made of one product."""
     if a.value.size == b.value.size and b.magnitude.any() and a.error.any():
         first, second = np.abs(a.value), np.abs(b.value)
         return _rounded(
@@ -220,7 +220,7 @@ def _div(attributes: Attributes, x: Tensor, constant: Tensor) -> Tensor:
 
 
 def _function(compute: Callable[[float], float], steepest: float) -> Callable[[Attributes, Tensor], Tensor]:
-    """Of each element, where no slope is steeper."""
+    """A function of each element, whose slope is nowhere steeper than that."""
 
     def node(attributes: Attributes, x: Tensor) -> Tensor:
         value = np.vectorize(compute, otypes=[np.float64])(x.value)
@@ -288,7 +288,7 @@ def _batch_norm(
 
 
 def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
-    """Of windows two apart: the largest is no further off than any of them."""
+    """The largest value of windows two apart, which is no further off than any of them."""
     window, (top, left, bottom, right) = attributes["kernel_shape"], attributes.get("pads", (0, 0, 0, 0))
 
     def largest(values: Float64Array, beside: float) -> Float64Array:

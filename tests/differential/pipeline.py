@@ -90,7 +90,7 @@ def ours(
 def _run(
     layer: Layer, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float, beside: Beside | None
 ) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """What the layer's kernels put out, as it is stored, and how far that may be from the layer."""
+    """The output of the layer's kernels as it is stored, and its error bound."""
     spec, weights = layer.spec, layer.weights
     x = _stored(inputs[layer.input], spec).reshape(-1, *spec.input_shape)
     residual = _stored(inputs[layer.residual], spec).reshape(-1, *spec.output_shape) if layer.residual else None
@@ -143,7 +143,7 @@ def _stored(array: NDArray[Any], spec: LayerSpec) -> NDArray[Any]:
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a model, which are all fixed: a layer knows less, as a vector is a row or a column to it."""
+    """Shapes of a model's tensors, which are all fixed: a layer knows less, as a vector is a row or a column to it."""
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     return {
         value.name: tuple(dimension.dim_value for dimension in value.type.tensor_type.shape.dim)

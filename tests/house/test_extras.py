@@ -1,4 +1,4 @@
-"""What is said to be installed can be: no package index has this program, and every extra that is named exists."""
+"""Every extra that is named exists, and no command installs this program from a package index."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def cycle(needs: dict[str, set[str]]) -> list[str]:
 
 
 def needs() -> dict[str, set[str]]:
-    """What each module imports by name. A package is its __init__.py, which may gather the package's modules."""
+    """The names that each module imports. A package is its __init__.py, which may gather the package's modules."""
     found: dict[str, set[str]] = {name: set() for name in MODULES}
     for each in ALL_IMPORTS:
         importer, target = name_of(each.file), imported(each.module)

@@ -1,4 +1,4 @@
-"""What no file of the project may say: where its writer worked, where packages come from, what is put off."""
+"""Rules for the text of all files: no path of one machine, no registry, no postponed work; numbered decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which right each call of S3 needs (Service Authorization Reference of Amazon S3)."""
+"""The right that each call of S3 needs (Service Authorization Reference of Amazon S3)."""
 
 from __future__ import annotations
 
@@ -18,4 +18,4 @@ RIGHTS = {
 }
 
 REMOVALS = {"delete_object", "delete_objects"}
-"""What `farm cache gc|rm|verify --repair` do, and no worker."""
+"""Calls of `farm cache gc|rm|verify --repair`, which no worker makes."""

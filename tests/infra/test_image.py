@@ -17,7 +17,7 @@ IGNORED = (INFRA / "Dockerfile.dockerignore").read_text().splitlines()
 
 
 def copied() -> set[str]:
-    """What comes from the checkout."""
+    """The paths that the image copies from the checkout."""
     lines = [line.split()[1:-1] for line in DOCKERFILE.splitlines() if re.match(r"COPY (?!--)", line)]
     return {source for line in lines for source in line}
 

@@ -1,4 +1,4 @@
-"""Whatever the files name is there: settings, commands, options, versions."""
+"""Settings, commands, options and versions that the files name exist."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TOO_LARGE = (
 
 @dataclass(frozen=True)
 class Expected:
-    """What becomes of a network."""
+    """The expected plan of a network."""
 
     operators: Mapping[str, int]
     """Layers that are compiled."""

@@ -30,7 +30,7 @@ from tests.templates import shared_template, verify_random_run
 VIRTUAL_ARCH = "compute_80"
 OPTIONS = BuildOptions(("sm_80",), leave_dense="never")
 IMAGES = 2
-"""Of one verification, as `farm verify` has it."""
+"""Images of one verification, as in `farm verify`."""
 
 
 class NamingStore(MemoryStore):
@@ -53,7 +53,7 @@ class PlannedNetwork:
         return {name: names.count(name) for name in sorted(set(names))}
 
     def template_keys(self) -> set[str]:
-        """What nvcc has to compile for the network, by the keys under which the farm keeps it."""
+        """Keys of the templates that nvcc compiles for the network."""
         keys = (
             template_key(
                 build.spec, build.tiling, VIRTUAL_ARCH, _toolchain().nvcc_version, _toolchain().compiler_digest

@@ -42,7 +42,7 @@ def environment_at(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What git knows, so that a build leaves nothing in the checkout."""
+    """A copy of the files that git knows, so that a build leaves nothing in the checkout."""
     folder = tmp_path_factory.mktemp("copy")
     archive = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
     for name in archive.decode().split("\0"):

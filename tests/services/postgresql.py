@@ -108,7 +108,7 @@ class PostgreSQL:
         self.query(statement)
 
     def query(self, statement: str) -> str:
-        """What psql prints, without headings."""
+        """The output of psql without headings."""
         options = ("-h", str(self._folder), "-U", "farm", "-d", "postgres", "-qtAc", statement)
         return self._run("psql", *options).stdout
 

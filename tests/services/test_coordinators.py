@@ -113,7 +113,7 @@ def test_a_key_is_built_by_one_coordinator_until_it_lands_leaves_or_dies(ledger:
 
 
 def race(database: Database, name: str) -> set[str]:
-    """What one process gets, which begins when the other does."""
+    """The keys that one process gets, which begins when the other does."""
     ledger = database.open()
     ledger.coordinators.register(name, "node", serves=True, lease_seconds=60)
     BARRIER[0].wait()

@@ -1,4 +1,4 @@
-"""What every ledger does, on a real SQLite file and on a real PostgreSQL server."""
+"""Behaviour of every ledger, on a real SQLite file and on a real PostgreSQL server."""
 
 from __future__ import annotations
 

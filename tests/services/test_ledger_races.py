@@ -38,7 +38,7 @@ def test_of_many_coordinators_one_gets_a_job(database: Database) -> None:
 
 
 def claim_one_by_one(database: Database, name: str, job_ids: list[str], together: bool) -> list[str]:
-    """What one process gets, which begins when the other does."""
+    """The jobs that one process gets, which begins when the other does."""
     ledger = database.open()
     BARRIER[0].wait()
     try:

@@ -1,4 +1,4 @@
-"""What the ledger knows of the cache: references, statistics, like keys, and how it forgets; on both databases."""
+"""The ledger's facts about the cache on both databases: references, statistics, similar keys, pruning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to a ledger on a server: it may be away, refuse, be migrated by somebody else."""
+"""Ledgers on a server: it may be away, refuse, or be migrated by somebody else."""
 
 from __future__ import annotations
 

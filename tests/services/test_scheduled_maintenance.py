@@ -39,7 +39,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 class Heard(Progress):
-    """What maintenance reported, in order."""
+    """Events that maintenance reported, in order."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

@@ -35,7 +35,7 @@ def farm(settings: Settings) -> Iterator[Farm]:
 
 @pytest.fixture
 def farm_of_commands(farm: Farm, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Farm:
-    """The same, and the `farm` command works with its ledger and store, in its own process."""
+    """The farm; the `farm` command works with its ledger and store, in a process of its own."""
     monkeypatch.setenv("FARM_STORE", settings.store_url)
     monkeypatch.setenv("FARM_DATABASE_URL", settings.database_url)
     monkeypatch.setenv("FARM_EXECUTOR", "inline")

@@ -36,7 +36,7 @@ def drawn_weights(name: str, density: float, seed: int) -> Weights:
 
 @cache
 def cubin_for(name: str, arch: str, density: float = 0.5, seed: int = 0) -> bytes:
-    """Of one of the operators' cases, the whole layer in one kernel."""
+    """The cubin of one of the operators' cases, the whole layer in one kernel."""
     virtual = virtual_arch(arch, clusters=CASES[name].tiling.cluster > 1)
     kernel = rewrite(template_for(name, virtual), drawn_weights(name, density, seed))
     return assemble(kernel.ptx, arch, find_toolchain()).data

@@ -27,8 +27,10 @@ def played_bundle(
     shared_bytes: int | None = None,
     batches: tuple[int, ...] = (64,),
 ) -> Path:
-    """Of a model's file; gives its folder, or its file where the name ends in .farm. With `code`, cubins begin so;
-    `shared_bytes` is what each launch has, if not what its tiling needs."""
+    """A bundle of a model's file; returns its folder, or its file where the name ends in .farm.
+
+    With `code`, cubins begin with that; `shared_bytes` replaces the shared memory that each launch's tiling needs.
+    """
     store = MemoryStore()
     options = BuildOptions(ARCHS, batches, tuning=False)
     made = new_job(checkpoint or read_checkpoint(model), options, namespace="", name="net", store=store)

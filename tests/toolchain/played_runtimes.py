@@ -76,7 +76,7 @@ class Played:
         fail: str = "",
         recorded: bool = False,
     ) -> str:
-        """What went wrong, empty if nothing did."""
+        """The error of the runtime; empty if there was none."""
         (self._folder / "log").write_text("")
         np.zeros(1 << 21, np.float32).tofile(self._folder / "x")
         played = {"STUB_LOG": str(self._folder / "log"), "STUB_ARCH": str(arch), "STUB_FAIL": fail}

@@ -28,7 +28,7 @@ def columns_of(tiles: FloatArray) -> FloatArray:
 
 
 def expected(columns: FloatArray, layers: list[Weights]) -> FloatArray:
-    """What the layers make of [columns, NEURONS], in float64."""
+    """The layers' output for [columns, NEURONS], in float64."""
     values = columns.astype(np.float64)
     for each in layers:
         values = np.clip(values @ each.kernel.reshape(NEURONS, NEURONS).T + each.bias, 0, CLIP)

@@ -76,7 +76,7 @@ def compiled(farm: Farm) -> str:
 
 
 def only_warnings(err: str) -> bool:
-    """Of a network that is not compiled whole, and nothing else."""
+    """Whether stderr has the warnings of a network that is not compiled whole, and nothing else."""
     lines = err.splitlines()
     return any("1 of 4 layers are skipped" in line for line in lines) and all(
         line.startswith("warning: ") for line in lines

@@ -31,7 +31,7 @@ def toolchain() -> Toolchain:
 
 @pytest.fixture
 def cubin(toolchain: Toolchain, request: pytest.FixtureRequest) -> bytes:
-    """Of the architecture that the test names."""
+    """A cubin for the architecture that the test names."""
     return made(PTX.format(target=request.param, name="conv2d"), request.param, toolchain)
 
 

@@ -1,4 +1,4 @@
-"""What ptxas makes of layers whose code is much: bytes for each non-zero weight, as predicted and at most 24."""
+"""Code size of large layers by ptxas: bytes for each non-zero weight, as predicted and at most 24."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with the real tools: each kind of failure has its end, its words and its place in the cache."""
+"""Failures of the real tools: each kind has its end, its message and its record in the cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_ptxas_refuses_fails_the_job_and_is_remembered(farm: Farm, tools: T
 
 
 def pasted(command: str, settings: Settings, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What a shell says to a command, in a folder that was empty, where `farm` is this program."""
+    """The result of a command in a shell, in an empty folder, where `farm` is this program."""
     folder.mkdir()
     python = shlex.quote(sys.executable)
     script = f'farm() {{ {python} -m cli.main "$@"; }}\n{command}'

@@ -51,7 +51,7 @@ REPLACEMENTS = (
 
 @pytest.fixture(scope="module")
 def read_in_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bytes], str]:
-    """What is wrong with a plan's text by the C reader, empty if nothing is."""
+    """The C reader's error for a plan's text; empty if it accepts the text."""
     path = tmp_path_factory.mktemp("reader") / "farm.so"
     # The driver that is played is a part of it: as libcuda.so.1 it would be this process's driver from then on.
     sources = [HERE / "stub_libcuda.c", *sorted(C.glob("*.c"))]

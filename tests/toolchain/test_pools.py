@@ -55,7 +55,7 @@ DIRECT = (
 
 
 def largest(values: NDArray[np.float32], pool: MaxPool) -> NDArray[np.float32]:
-    """Of each window, two apart; NaN where one of its values is."""
+    """The largest value of each window, two apart; NaN where one of its values is."""
     top, left, bottom, right = pool.padding
     beside = ((0, 0), (0, 0), (top, bottom), (left, right))
     padded = np.pad(values, beside, constant_values=np.float32(-np.inf))

@@ -1,4 +1,4 @@
-"""What nvcc makes of ordinary CUDA, and of the operators, run in the emulator and compared with NumPy."""
+"""PTX of ordinary CUDA and of the operators, run in the emulator and compared with NumPy."""
 
 from __future__ import annotations
 

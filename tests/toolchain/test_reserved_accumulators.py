@@ -72,7 +72,7 @@ def assembled(spec: Conv2d, tiling: Tiling, weights: Weights) -> CubinFile:
 
 
 def outputs(spec: Conv2d, tiling: Tiling, weights: Weights, cubin: CubinFile) -> list[NDArray[Any]]:
-    """What the words compute, and what the rewritten PTX does."""
+    """Outputs of the machine code, and of the rewritten PTX."""
     kernel = rewrite(template_of(spec, tiling), weights)
     found = []
     for code in (cubin, kernel.ptx):

@@ -1,4 +1,4 @@
-"""What tests share: a template and a cubin are made once in a run, by whichever process needs them first."""
+"""Templates and cubins that tests share are made once in a run, by the process that needs them first."""
 
 from __future__ import annotations
 

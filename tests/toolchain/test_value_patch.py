@@ -109,7 +109,7 @@ def of_few_values(name: str, seed: int, count: int) -> Weights:
 
 @pytest.mark.parametrize("name", [PLAIN, HALVES])
 def test_weights_among_few_values_are_put_where_each_belongs_or_refused(name: str) -> None:
-    """What ptxas makes of them is another code only where the reason is known."""
+    """The code of ptxas differs only where the reason is known."""
     refused, right = [], []
     for seed in range(12):
         try:

@@ -25,7 +25,7 @@ class Tools:
         self.relent()
 
     def command(self, name: str) -> str:
-        """Of a script: the real tool with what it was given."""
+        """Command line for a script that calls the real tool with its own arguments."""
         return f'exec {shlex.quote(str(getattr(find_toolchain(), name)))} "$@"'
 
     def say(self, name: str, instead: str) -> None:

@@ -25,7 +25,7 @@ REST = "pooling"
 
 
 class PlayedGpu(NetworkGpu):
-    """Of architecture sm_90. `wrong` is added to what compiled networks compute."""
+    """A GPU of architecture sm_90. `wrong` is added to the outputs of compiled networks."""
 
     _device = "cpu"
 
@@ -33,7 +33,7 @@ class PlayedGpu(NetworkGpu):
         self._checkpoint = checkpoint
         self._wrong = wrong
         self.begun: list[str] = []
-        """What was measured, in order."""
+        """The measurements that began, in order."""
         self.unfinished = ""
         """Why nothing can be compiled ahead."""
 

@@ -51,7 +51,7 @@ class PlayedFetcher(CodePrefetcher):
 
 @pytest.fixture
 def waits() -> list[int]:
-    """Of what is fetched, nanoseconds."""
+    """Waits of the prefetches, in nanoseconds."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""What a network leaves to PyTorch, under torch.compile."""
+"""The rest of a network, left to PyTorch, under torch.compile."""
 
 from __future__ import annotations
 

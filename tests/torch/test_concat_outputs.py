@@ -35,7 +35,7 @@ def conv(x: str, weights: str, y: str, size: int = 1) -> onnx.NodeProto:
 
 
 def network(name: str) -> onnx.ModelProto:
-    """Of x [N, 3, 8, 8]."""
+    """A network of x [N, 3, 8, 8]."""
     nodes, outputs = NETWORKS[name]
     read = {each for made in nodes for each in made.input}
     channels = {"a": 3, "b": 3, "c": 9, "d": 4, "e": 8, "f": 13, "g": 8, "h": 4}
@@ -184,7 +184,7 @@ def test_a_concat_is_no_copy_its_output_is_the_memory_that_the_layers_wrote(tmp_
 
 
 def dense_block() -> onnx.ModelProto:
-    """Of x [N, 3, 8, 8]: a layer reads another's output beside that one's input, both normalised before."""
+    """A block of x [N, 3, 8, 8]: a layer reads another's output beside that one's input, both normalised before."""
     norms = constants(
         **{f"{name}{size}": np.abs(values(size, seed=i)) for size in (3, 7) for i, name in enumerate("stmv")}
     )

@@ -1,4 +1,4 @@
-"""What a compiled layer launches in PyTorch, on a GPU that only writes it down."""
+"""Launches of a compiled layer in PyTorch, on a GPU that only records them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from farm.torch.operators import gemm
 
 @pytest.fixture
 def turned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was multiplied the other way round, were all tensors on a GPU and few weights many."""
+    """Products that are transposed if all tensors are on a GPU and few weights count as many."""
     found: list[str] = []
 
     def addmm(*arguments: Any) -> torch.Tensor:

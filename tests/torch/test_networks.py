@@ -45,7 +45,7 @@ def played(
     output: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the layer's kernels compute."""
+    """The output of the layer's kernels."""
     spec = layer.spec
     shape = output_shape(spec, x.shape)
     rows = (-1, spec.inputs) if isinstance(spec, Linear) else (len(x), *spec.input_shape)

@@ -51,7 +51,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 REACH_BYTES = 4 * 3 * 8 * 10 * 16
-"""Of the largest tensor here: what lies at an address, for the emulator."""
+"""Bytes that the emulator may reach at an address: the largest tensor's here."""
 
 
 def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -26,7 +26,7 @@ NET = checkpoint(layer("conv1"), layer("conv2", spec=SMALLER))
 ARCHS = ("sm_80", "sm_90")
 
 Play = Callable[[Request], Result | None]
-"""What becomes of a request; None is success."""
+"""The outcome of a request; None is success."""
 
 
 class PlayedClock(Clock):

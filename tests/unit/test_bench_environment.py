@@ -1,4 +1,4 @@
-"""What a benchmark says of the GPU that it ran on, and how it leaves it alone between replays."""
+"""Facts of a benchmark's GPU, and the rest between replays."""
 
 from __future__ import annotations
 

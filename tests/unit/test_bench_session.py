@@ -39,7 +39,7 @@ PEAKS = Peaks(1e12, 1e12)
 
 
 class LaunchError(Exception):
-    """Of the driver, as PyCUDA has them: of no class of Python's."""
+    """An error of the driver, as PyCUDA has them: of no class of Python's."""
 
 
 class PlayedDevice:

@@ -1,4 +1,4 @@
-"""What is made of measurements: roofs, means, break-evens, files, tables, the paper's rows."""
+"""Summaries of measurements: roofs, means, break-evens, files, tables, the paper's rows."""
 
 from __future__ import annotations
 

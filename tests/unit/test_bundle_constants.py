@@ -23,7 +23,7 @@ from tests.torch.bundles import whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, values
 
 TOO_LARGE_BYTES = 500_000
-"""Of code, for LeNet-5's fc1 only."""
+"""Limit of code, which only LeNet-5's fc1 exceeds."""
 
 
 @pytest.fixture

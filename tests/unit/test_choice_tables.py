@@ -28,7 +28,7 @@ from farm.worker.messages import CubinRequest, TemplateRequest
 from tests.samples import checkpoint, layer
 
 LARGE = Linear(25088, 4096)
-"""Of code for one such layer at a tenth of its weights there would be 170 MB."""
+"""A layer whose code would have 170 MB at a tenth of its weights."""
 LAST = Linear(2048, 1000)
 SMALL = Linear(84, 10)
 TABLE = Tiling("table_linear", 256, 1, 1, 8, 2048, 1)

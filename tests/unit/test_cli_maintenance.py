@@ -255,7 +255,7 @@ def test_sizes_are_shown_up_to_gigabytes() -> None:
 
 
 class Terminal(io.StringIO):
-    """What a person types."""
+    """A terminal on which a person types."""
 
     def isatty(self) -> bool:
         return True

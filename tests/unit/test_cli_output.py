@@ -63,7 +63,7 @@ def shown(renderable: Any, width: int) -> list[str]:
 
 
 def column(lines: list[str], name: str) -> str:
-    """What stands below a heading, with the breaks between lines taken out."""
+    """The text below a heading, with the breaks between lines taken out."""
     start = lines[0].index(name)
     following = [lines[0].index(other) for other in lines[0].split() if lines[0].index(other) > start]
     end = min(following, default=None)

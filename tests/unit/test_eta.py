@@ -70,7 +70,7 @@ class PlainEstimate:
     share: float
     urgent: Collection[Task]
     longest_seconds: float
-    """Of all tasks, as long as they last with the idle time of the slots."""
+    """Longest time of all tasks, with the idle time of the slots."""
 
 
 def estimate_both_ways(

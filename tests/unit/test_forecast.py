@@ -37,7 +37,7 @@ def found(store: MemoryStore, options: BuildOptions = OPTIONS, *, times: int = 1
 
 
 def jobs_plan(options: BuildOptions) -> Plan:
-    """What a coordinator would make of the job."""
+    """The plan that a coordinator would make of the job."""
     one = job(options=options)
     return plan([(one, [replace(build, id=i) for i, build in enumerate(one.builds)])], fixed_toolchain())
 

@@ -1,4 +1,4 @@
-"""Which two outputs a lane of a float16 convolution computes, and what that does to blocks and launches."""
+"""The two outputs of a lane of a float16 convolution, and their effect on blocks and launches."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ RIGHT = VariantRun(100.0, 3, True, 1e-7)
 
 
 class Gpu:
-    """What `best` asks of a GPU."""
+    """A GPU as far as `best` uses one."""
 
     def __init__(self, net: ChallengeNetwork) -> None:
         self.reference = outcome_of(net)

@@ -230,7 +230,7 @@ SHAPES_NO_BYTES = {
     "toolchain/temp_folders.py": "temporary folders; what is in them the tools' callers decide",
     "toolchain/tools.py": "runs what it is given, in an environment without anything that a tool reads",
 }
-"""What the stages import and no key has, and why."""
+"""Modules that the stages import and no key covers, with the reason."""
 
 
 def imported(module: Path) -> Iterator[Path]:

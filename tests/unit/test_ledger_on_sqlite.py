@@ -1,4 +1,4 @@
-"""What is particular to a ledger in a file."""
+"""Ledgers in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tests.gpu.machine_times` makes of a kernel's times at several places."""
+"""Verdicts of `tests.gpu.machine_times` on a kernel's times at several places."""
 
 from __future__ import annotations
 

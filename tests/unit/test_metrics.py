@@ -1,4 +1,4 @@
-"""What Prometheus reads, over a real connection."""
+"""Metrics as Prometheus reads them, over a real connection."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SHAPES = {
     "mlp": ((1, 28, 28), (10,)),
     "feed_forward": ((16, 256), (16, 256)),
 }
-"""Of one image: input and output."""
+"""Shapes of one image: input and output."""
 
 FAST = NETWORKS | {"vgg16": partial(vgg16, width=4)}
 """All of VGG-16's weights take seconds and gigabytes."""

@@ -36,7 +36,7 @@ def large(fetch_microseconds: float, code_bytes: int = 1_000_000) -> LayerEstima
 
 
 def numbers(layers: list[LayerEstimate]) -> tuple[tuple[int, ...], ...]:
-    """Of those that are fetched beside each layer."""
+    """Numbers of the layers that are fetched beside each layer."""
     return tuple(each.layers for each in plan_prefetches(layers, L2_BYTES))
 
 

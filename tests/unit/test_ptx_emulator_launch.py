@@ -1,4 +1,4 @@
-"""What a launch passes to a kernel, and which arguments do not fit."""
+"""Arguments of a launch, and those that do not fit the kernel."""
 
 from __future__ import annotations
 

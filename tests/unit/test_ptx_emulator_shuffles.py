@@ -9,7 +9,7 @@ from tests.unit.bench import FIRST, INDEX, launch, words
 
 
 def exchanged(text: str, threads: int = 64) -> list[int]:
-    """What %r4 of each thread is after this; %r0 is its number."""
+    """The value of %r4 in each thread after this text; %r0 is the thread's number."""
     values = words(threads)
     launch(f"{INDEX}{FIRST}{text} st.global.u32 [%rd1], %r4; ret;", [values], threads)
     return [int(value) for value in values]

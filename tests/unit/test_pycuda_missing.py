@@ -1,4 +1,4 @@
-"""What is said where PyCUDA cannot be imported."""
+"""Messages where PyCUDA cannot be imported."""
 
 from __future__ import annotations
 

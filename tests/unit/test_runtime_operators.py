@@ -1,4 +1,4 @@
-"""What the runtime runs beside compiled layers: its kernels in the emulator, compared with onnxruntime."""
+"""Operators of the runtime beside compiled layers: kernels in the emulator, compared with onnxruntime."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.unit.onnx_models import info, model, node, values
 
 
 def pooled(shape: tuple[int, ...], dtype: Any, **attributes: Any) -> tuple[NDArray[Any], NDArray[Any], list[str]]:
-    """What the plan gives, what onnxruntime does, and the kernels it took."""
+    """The outputs of the plan and of onnxruntime, and the kernels of the plan."""
     import onnxruntime
 
     x = values(*shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""What the S3 store makes of answers that a healthy server gives rarely."""
+"""The S3 store's reactions to answers that a healthy server gives rarely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is predicted of nvcc and ptxas, against 720 runs of them that were measured."""
+"""Predicted times of nvcc and ptxas, against 720 measured runs."""
 
 from __future__ import annotations
 

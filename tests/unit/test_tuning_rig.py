@@ -1,4 +1,4 @@
-"""What runs between two launches that `farm tune` times, on a device that is played."""
+"""Work between two launches that `farm tune` times, on a played device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STAGE: Any = SimpleNamespace(
 
 
 def between(code_bytes: int, monkeypatch: pytest.MonkeyPatch, *, fetches: bool = True) -> list[tuple[Any, ...]]:
-    """What was enqueued before a launch, and the launch."""
+    """The work enqueued before a launch, and the launch."""
     seen: list[tuple[Any, ...]] = []
 
     def cold(device: Any, launch: Any, others: Any, stream: Any, repeats: int) -> float:

@@ -5,7 +5,7 @@
 With `--steps 0` it only says how well today's constants do: how much slower the first choice among a layer's measured
 tilings is than the fastest of them, and how far predictions are off; with `--worst`, which choices are the worst. A fit
 is judged by a network that was left out of it: it says how well the constants found do on that one, and those of today.
-What it finds it prints as lines for the module; whether they go in is for a person to decide.
+It prints its result as lines for the module; a person decides whether they go in.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MOST = {"OF_FLOAT32.overlap": 6.0, "OF_FLOAT32.memory_overlap": 6.0, "OF_CONVOLU
 CLOSE = 0.04
 """Logarithm of a ratio of predictions: of tilings that are so close, the choice may be either."""
 CLEARLY_SLOWER = 0.1
-"""The same of measured times: beyond, a choice counts as wrong, not only as slower."""
+"""Logarithm of a ratio of measured times beyond which a choice counts as wrong, not only as slower."""
 WRONG = 0.09
 ERROR_WEIGHT = 0.12
-"""Of predictions' distance from the truth, beside the loss of the choice."""
+"""Weight of the predictions' distance from the truth, beside the loss of the choice."""
 DRIFT_WEIGHT = 0.004
-"""Of how far constants go from where they begin: what the measurements do not say stays."""
+"""Weight of the constants' distance from where they begin: constants that no measurement determines stay."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Measured:
 
     @cached_property
     def _divided(self) -> tuple[AnyTiled, ...]:
-        """What does not depend on the constants is computed once for each kernel."""
+        """The divided layer of each kernel, computed once, since it does not depend on the constants."""
         return tuple(tiled(each.spec, each.tiling) for each in self.points)
 
     @property
@@ -111,18 +111,18 @@ def layers_of(points: Iterable[Point], *, warm: bool = False) -> list[Measured]:
 
 
 def _mean(points: Sequence[Point]) -> Point:
-    """Of one tiling that was measured on several days."""
+    """The mean of the points of one tiling that was measured on several days."""
     return replace(points[0], cold_microseconds=float(np.mean([point.cold_microseconds for point in points])))
 
 
 def quality(layers: Sequence[Measured]) -> Quality:
-    """Of the constants that the module has now."""
+    """Quality of the constants that the module has now."""
     error = [np.log(layer.predicted / layer.microseconds) for layer in layers]
     return Quality(np.array([layer.slower for layer in layers]), np.concatenate(error))
 
 
 def objective(layers: Sequence[Measured]) -> float:
-    """What a fit makes small, of the constants that the module has now: smooth in the predictions."""
+    """Objective that a fit minimises, for the constants that the module has now; smooth in the predictions."""
     losses = [_loss(layer.microseconds, layer.predicted) for layer in layers]
     return float(np.average(losses, weights=[layer.weight for layer in layers]))
 
@@ -150,7 +150,7 @@ def constants_now(data_type: str) -> dict[str, float]:
 
 
 def in_module(constants: Mapping[str, float]) -> dict[str, object]:
-    """What the module is given for them."""
+    """The module's values for these constants."""
     numbers: dict[str, dict[str, float]] = defaultdict(dict)
     for name, number in constants.items():
         value, _, own = name.partition(".")

@@ -19,8 +19,11 @@ from codegen.ir.tiling import Tiling
 
 POINTS = Path(__file__).parent / "h200.jsonl.gz"
 MORE_POINTS = POINTS.with_name("h200_tuned.jsonl.gz")
-"""Of five networks' layers, more tilings of each, most with their code fetched ahead. Of the first, registers were not
-kept. Of a layer "side by side" there are the model's first choice and the best tiling known, timed in turn."""
+"""Further tilings of five networks' layers, most with their code fetched ahead.
+
+The first points lack registers. A layer "side by side" has the model's first choice and the best tiling known, timed in
+turn.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def write_points(points: Iterable[Point], path: Path = POINTS) -> None:
 
 
 def points_of(document: dict[str, Any], network: str) -> Iterator[Point]:
-    """What `farm tune --json` measured."""
+    """The points that `farm tune --json` measured."""
     for layer in document["layers"]:
         measured = layer["measured"]
         if measured is None:

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.dense_cost.fit [--steps 3000]
 
-With `--steps 0` it only says how far the present coefficients are off. What it finds it prints; it changes no file.
+With `--steps 0` it only says how far the present coefficients are off. It prints its result and changes no file.
 """
 
 from __future__ import annotations
