@@ -26,6 +26,7 @@ from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.inference import Inference
 from codegen.frontend.onnx.graph.input_shapes import MissingShapes, check_input_shapes
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, text
+from codegen.frontend.onnx.graph.quantized_operators import write_as_qdq
 from codegen.frontend.onnx.graph.shape_propagation import shape_of
 from codegen.frontend.onnx.graph.validity import check_graph
 from codegen.ir.checkpoint import Checkpoint, Layer
@@ -60,6 +61,7 @@ def read_checkpoint(
         _opset(model)
         model = inline_functions(model)
         check_graph(model.graph)
+        write_as_qdq(model.graph, _opset(model))
         inputs, images = _set_input_shapes(model.graph, input_shapes or {})
         _set_input_values(model.graph, input_values or {})
         inputs = {name: shape for name, shape in inputs.items() if name not in (input_values or {})}
