@@ -21,8 +21,8 @@ class ReferenceTensor:
     """A tensor as onnxruntime computes it."""
 
     values: NDArray[Any]
-    operator: str
-    """The ONNX operator that computes it."""
+    quantized: bool = False
+    """Whether the model rounds activations to integers."""
     roundings_of_one: float = 0.0
     """How many roundings of a result near 1 an element may be off by, however small it is."""
 
@@ -38,7 +38,7 @@ def reference_tensors(
     `values` are those of further inputs, whose elements are all equal.
     """
     observed = with_intermediate_outputs(model, names)
-    outputs = (*observed.operators, *observed.factors.values())
+    outputs = (*observed.tensors, *observed.factors.values())
     try:
         session, given = Session(observed.data), {**inputs, **_filled(observed.data, values or {})}
         if missing := [name for name in session.inputs if name not in given]:
@@ -52,8 +52,7 @@ def reference_tensors(
     largest = {name: _largest(computed[output]) for name, output in observed.factors.items()}
     roundings = observed.roundings_of_one(largest)
     return {
-        name: ReferenceTensor(computed[name], operator, roundings.get(name, 0.0))
-        for name, operator in observed.operators.items()
+        name: ReferenceTensor(computed[name], observed.quantized, roundings.get(name, 0.0)) for name in observed.tensors
     }
 
 

@@ -88,7 +88,7 @@ class _SampledLayer:
         emulated = verify_run(store, self._build, detail.results, run_of)
         run = runs[-1]
         if wanted is None or wanted.values.size != run.output.size:
-            wanted = ReferenceTensor(self._exact(run), "")
+            wanted = ReferenceTensor(self._exact(run))
         quantized = any(isinstance(step, Quantize) for step in self._build.spec.epilogue)
         check = check_tensor(
             self._call.output, self._build.layer, run.output, wanted, is_written(run.output), quantized=quantized

@@ -58,8 +58,8 @@ class TensorCheck:
 
 
 def is_quantized(tensors: Mapping[str, ReferenceTensor]) -> bool:
-    """Whether any of these tensors is a quantized activation."""
-    return any(each.operator == "DequantizeLinear" for each in tensors.values())
+    """Whether these tensors are of a model that quantizes activations."""
+    return any(each.quantized for each in tensors.values())
 
 
 def check_tensor(

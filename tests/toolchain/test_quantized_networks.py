@@ -18,7 +18,7 @@ from codegen.ir.layer_spec import Quantize
 from farm.api import Farm
 from farm.jobs.model import BuildOptions, Status
 from farm.verify import network
-from farm.verify.onnxruntime_reference import ReferenceTensor
+from farm.verify.onnxruntime_reference import ReferenceTensor, reference_tensors
 from farm.verify.tensor_checks import check_tensor, is_quantized
 from tests.unit.onnx_models import info, model, node, pruned, save, tensor, values
 
@@ -66,16 +66,18 @@ def quantized(folder: Path, activations: QuantType, layout: QuantFormat, *, per_
     return path
 
 
+@pytest.mark.parametrize("layout", list(QuantFormat), ids=["operators", "qdq"])
 @pytest.mark.parametrize("per_channel", [False, True], ids=["tensor", "channel"])
 @pytest.mark.parametrize("activations", [QuantType.QUInt8, QuantType.QInt8])
 def test_a_quantized_network_computes_what_onnxruntime_does(
     activations: QuantType,
     per_channel: bool,
+    layout: QuantFormat,
     farm_of_commands: Farm,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path = quantized(tmp_path, activations, QuantFormat.QDQ, per_channel=per_channel)
+    path = quantized(tmp_path, activations, layout, per_channel=per_channel)
     checkpoint = read_checkpoint(path)
     first, second, last = (layer.spec.epilogue for layer in checkpoint.layers)
     assert [type(step) for step in second].count(Quantize) == 2
@@ -104,11 +106,16 @@ def test_quantization_is_said_once_by_plan_and_compile(
         assert capsys.readouterr().err.count(said) == 1
 
 
-def test_operators_on_integers_are_refused_with_the_format_to_use(
+def test_integers_whose_scale_is_no_constant_are_refused_with_the_format_to_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = quantized(tmp_path, QuantType.QUInt8, QuantFormat.QOperator, per_channel=True)
-    assert run(["plan", str(path), "--arch", "sm_90"]) != 0
+    proto = onnx.load(quantized(tmp_path, QuantType.QUInt8, QuantFormat.QOperator, per_channel=True))
+    proto.graph.input.append(info("scale", ()))
+    for each in proto.graph.node:
+        if each.op_type in ("QLinearConv", "QGemm"):
+            each.input[1] = "scale"
+    onnx.save(proto, tmp_path / "open.onnx")
+    assert run(["plan", str(tmp_path / "open.onnx"), "--arch", "sm_90"]) != 0
     assert "quantize the model in QDQ format" in capsys.readouterr().err
 
 
@@ -138,8 +145,15 @@ def test_sampled_layers_that_quantize_may_be_a_step_off_behind_a_pool_too(
         assert each["tolerance"] > steps[-1]
 
 
+@pytest.mark.parametrize("layout", list(QuantFormat), ids=["operators", "qdq"])
+def test_a_model_is_quantized_in_either_format(layout: QuantFormat, tmp_path: Path) -> None:
+    path, given = quantized(tmp_path, QuantType.QUInt8, layout, per_channel=True), {"x": values(1, 3, 12, 12, seed=1)}
+    assert is_quantized(reference_tensors(path, given, ["y"]))
+    assert not is_quantized(reference_tensors(tmp_path / "before.onnx", given, ["y"]))
+
+
 def test_a_value_may_be_a_step_off_in_a_quantized_network_only() -> None:
-    wanted = ReferenceTensor(np.linspace(0, 1, 256, dtype=np.float32), "DequantizeLinear")
+    wanted = ReferenceTensor(np.linspace(0, 1, 256, dtype=np.float32), quantized=True)
     off = wanted.values.copy()
     off[100] = off[101]
     assert is_quantized({"y": wanted})

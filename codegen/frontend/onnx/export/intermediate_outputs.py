@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.graph.library_errors import serialized
+from codegen.frontend.onnx.graph.quantized_operators import ON_INTEGERS
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -30,11 +31,16 @@ class ObservedModel:
     """A model with further outputs."""
 
     data: bytes
-    operators: Mapping[str, str]
-    """The wanted tensors that nodes of the main graph compute, each with its operator, in graph order."""
+    tensors: tuple[str, ...]
+    """The wanted tensors that nodes of the main graph compute, in graph order."""
     factors: Mapping[str, str]
     """Outputs that equal the tensors by which results of saturating operators are multiplied, by the tensors."""
     nodes: Sequence[NodeProto]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether activations are rounded to integers: by a QuantizeLinear, or within an operator on integers."""
+        return any(node.op_type == "QuantizeLinear" or node.op_type in ON_INTEGERS for node in self.nodes)
 
     def roundings_of_one(self, largest: Mapping[str, float]) -> dict[str, float]:
         """Absolute errors that saturating operators lead to, in their own, for `largest` magnitudes of the factors."""
@@ -52,7 +58,7 @@ def with_intermediate_outputs(path: Path | str, names: Collection[str]) -> Obser
     graph = model.graph
     nodes = list(graph.node)
     given = {output.name for output in graph.output}
-    computed = {name: node.op_type for node in nodes for name in node.output if name in names}
+    computed = tuple(name for node in nodes for name in node.output if name in names)
     factors: dict[str, str] = {}
 
     def one_for_each(name: str) -> float:
