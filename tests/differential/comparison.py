@@ -9,8 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
+from farm.verify.onnxruntime_reference import reference_tensors
+from farm.verify.tensor_checks import check_tensor, is_quantized
 from tests.differential.drawn_layers import DrawnLayer
 from tests.differential.evaluation import evaluate
 from tests.differential.pipeline import Output, ours
@@ -30,6 +33,8 @@ class Agreement:
     """Generated code and float64."""
     of_onnxruntime: float | None
     """Generated code and onnxruntime; None where onnxruntime does not run the model."""
+    of_verification: float | None
+    """Generated code and onnxruntime, as `farm verify --network` compares them."""
     between_others: float | None
     """onnxruntime and float64: were it more than 1, the test and not the generated code would be wrong."""
 
@@ -40,7 +45,8 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        return all(each is None or each <= 1 for each in (self.of_reference, self.of_onnxruntime, self.between_others))
+        shares = self.of_reference, self.of_onnxruntime, self.of_verification, self.between_others
+        return all(each is None or each <= 1 for each in shares)
 
 
 def agreement(layer: DrawnLayer, pipeline: Pipeline = ours) -> Agreement:
@@ -50,18 +56,27 @@ def agreement(layer: DrawnLayer, pipeline: Pipeline = ours) -> Agreement:
         path = Path(folder, "layer.onnx")
         path.write_bytes(model.SerializeToString())
         computed = pipeline(path, inputs, layer.geometry.virtual_arch, layer.place)
-    ((name, output),) = computed.items()
+        ((name, output),) = computed.items()
+        verified = _verified(path, inputs, name, output) if layer.geometry.runs_in_onnxruntime else None
     exact = evaluate(model, inputs)[name]
     bound = output.bound + exact.folding
     if not layer.geometry.runs_in_onnxruntime:
-        return Agreement(name, share(output.values, exact.value, bound), None, None)
+        return Agreement(name, share(output.values, exact.value, bound), None, None, None)
     theirs = run_onnxruntime(model, inputs)[name].astype(np.float64)
     return Agreement(
         name,
         share(output.values, exact.value, bound),
         share(output.values, theirs, bound + exact.error),
+        verified,
         share(theirs, exact.value, exact.error),
     )
+
+
+def _verified(path: Path, inputs: Mapping[str, NDArray[Any]], name: str, output: Output) -> float:
+    """The largest difference as a share of what `farm verify --network` tolerates."""
+    wanted = reference_tensors(path, inputs, {name, *(node.output[0] for node in onnx.load(path).graph.node)})
+    values = output.values.astype(wanted[name].values.dtype)
+    return check_tensor(name, "", values, wanted[name], quantized=is_quantized(wanted)).tolerance_share
 
 
 def share(values: Float64Array, others: Float64Array, bound: Float64Array) -> float:

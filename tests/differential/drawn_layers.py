@@ -55,6 +55,8 @@ class Recipe:
     """Share of the slices along the first and second axis of the weights that are zero: kernels and channels."""
     negative_zeros: bool = False
     """Whether about half of the zeros are -0.0."""
+    reach: float = 1.0
+    """Factor of the inputs: activations of large ones are saturated."""
 
     def weights(self, shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
         """Weights of that shape and type, always the same."""
@@ -77,6 +79,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
         sparsity=st.sampled_from((0.0, 0.5, 0.7, 0.9, 0.95, 1.0)) | st.floats(0, 1).map(lambda value: round(value, 3)),
         empty_slices=st.tuples(share, share),
         negative_zeros=st.booleans(),
+        reach=st.sampled_from((1.0, 1.0, 1.0, 30.0, 1000.0)),
     )
 
 
@@ -124,7 +127,7 @@ class DrawnLayer:
         geometry, dtype = self.geometry, DTYPES[self.geometry.data_type]
         largest_weight = np.abs(self.recipe.weights(geometry.weights_shape, dtype).astype(np.float64)).max()
         room = float(ml_dtypes.finfo(dtype).max) / (64 * geometry.terms * max(largest_weight, 1.0))
-        scale = min(1.0, 2.0 ** np.floor(np.log2(room)))
+        scale = min(self.recipe.reach, 2.0 ** np.floor(np.log2(room)))
         rng = np.random.default_rng([self.recipe.seed, 1])
         x = np.clip(rng.standard_normal(geometry.input_shape), -4, 4)
         arrays = {"x": (x * scale).astype(dtype)}
@@ -216,6 +219,8 @@ class _Builder:
                 self._node("Mul", before, self._constant(channels(-1, 1)))
             case "multiply_scalar":
                 self._node("Mul", self._constant(-0.7), before)
+            case "add_scalar":
+                self._node("Add", before, self._constant(0.3))
             case "add":
                 self._node("Add", self._constant(channels(-1, 1)), before)
             case "residual":

@@ -23,6 +23,7 @@ DRAWN_STEPS = (
     "batch_norm",
     "multiply",
     "multiply_scalar",
+    "add_scalar",
     "add",
     "residual",
     "residual_first",
@@ -35,13 +36,14 @@ DRAWN_STEPS = (
     "gelu_of_nodes",
     "tanh",
     "mish",
+    "quantize",
     "residual_of_rows",
 )
 """The nodes that may follow in any geometry: `residual` adds a second input of the model, `residual_first` adds to it,
 and `residual_of_rows`, which comes last, adds to each image or row as one row."""
-STEPS = (*DRAWN_STEPS, "quantize", "pool", "wide_pool")
-"""Those and what only a listed geometry has: values rounded to 8 bits, and as the last step of a 2-D convolution a max
-pool of 2x2, or one of 3x3 with padding."""
+STEPS = (*DRAWN_STEPS, "pool", "wide_pool")
+"""Those and what only a listed geometry has: as the last step of a 2-D convolution a max pool of 2x2, or one of 3x3
+with padding."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ GEOMETRIES: dict[str, Geometry] = {
         "Conv", 4, 5, (6, 7), (2, 2), steps=("hard_sigmoid", "residual", "sigmoid"), virtual_arch="compute_75"
     ),
     "a hard swish, scaled": Geometry(
-        "Conv", 6, 6, (8, 9), (3, 3), pads=(1, 1, 1, 1), group=6, steps=("hard_swish", "multiply_scalar", "residual")
+        "Conv", 6, 6, (8, 9), (3, 3), pads=(1, 1, 1, 1), group=6, steps=("hard_swish", "multiply_scalar", "add_scalar")
     ),
     "rounded to 8 bits": Geometry("Conv", 5, 7, (8, 6), (3, 3), steps=("relu", "quantize", "residual", "clip")),
     "rounded to 8 bits and pooled": Geometry("Conv", 5, 6, (9, 8), (3, 3), steps=("batch_norm", "quantize", "pool")),
