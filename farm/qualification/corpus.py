@@ -32,6 +32,8 @@ from codegen.ir.layer_spec import (
     Linear,
     MaxPool,
     Mish,
+    Quantize,
+    Scale,
     Sigmoid,
     Step,
     Swish,
@@ -75,6 +77,10 @@ STEPS: tuple[Step, ...] = (
     Gelu("tanh"),
     Tanh(),
     Mish(),
+    Scale(0.7),
+    Scale(-1.5, 0.25),
+    Quantize(0.05, -128, 127),
+    Quantize(0.25, 0, 15),
 )
 SPARSITIES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 
@@ -216,7 +222,8 @@ def _pooled_spec(rng: np.random.Generator, data_type: DataType, *, wide: bool) -
     outputs = max(1, min(64, round(weights / (channels * rows * columns))))
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
     size, padding = (channels, height, width, outputs, rows, columns), (top, left, bottom, right)
-    before: Step = (Clip(low=0.0), Clip(low=0.0, high=6.0), LeakyRelu(0.1))[int(rng.integers(3))]
+    steps: tuple[Step, ...] = (Clip(low=0.0), Clip(low=0.0, high=6.0), LeakyRelu(0.1), Quantize(0.05, -128, 127))
+    before = steps[int(rng.integers(len(steps)))]
     alone = rng.random() >= 0.8
     beside = (int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(2)), int(rng.integers(2))) if wide else None
     pool = MaxPool() if beside is None else MaxPool(3, beside)

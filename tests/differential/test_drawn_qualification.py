@@ -6,6 +6,8 @@ from typing import get_args
 
 from codegen.ir.layer_spec import (
     DataType,
+    Quantize,
+    Scale,
     is_bounded,
     is_gated,
     is_pooled,
@@ -81,4 +83,16 @@ def test_one_float32_shape_of_five_has_bounds_and_its_layers_give_the_same_bits_
         built = build_shape(number, "float32", 8, "sm_90", find_toolchain(), LIMITS)
         assert built.shape in bounded
         assert len(built.layers) == 8
+        assert result_of(built).tally.wrong == ()
+
+
+def test_every_data_type_has_scalings_and_roundings_and_float32_layers_give_the_same_bits_both_ways() -> None:
+    for data_type in get_args(DataType):
+        shapes = [each for number in range(60) if (each := draw_shape(number, data_type))]
+        assert {Scale, Quantize} <= {type(step) for each in shapes for step in each.spec.epilogue}
+    shapes = [each for number in range(60) if (each := draw_shape(number, "float32"))]
+    for step in (Scale, Quantize):
+        number = next(each.number for each in shapes if step in map(type, each.spec.epilogue))
+        built = build_shape(number, "float32", 4, "sm_90", find_toolchain(), LIMITS)
+        assert len(built.layers) == 4
         assert result_of(built).tally.wrong == ()
