@@ -32,7 +32,7 @@ def reference() -> str:
 
 
 def commands() -> Iterator[tuple[str, Any, str]]:
-    """Every command that can be run: what is typed, the command, and its group in `farm --help`."""
+    """Every command that can be run: its words, the command, and its group in `farm --help`."""
     for name, command in root_command().commands.items():
         if hasattr(command, "commands"):
             for inner, each in command.commands.items():

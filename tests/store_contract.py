@@ -293,7 +293,7 @@ class FolderPlace(Place):
     """A place whose files can be made older."""
 
     age: Callable[[str, float], None]
-    """Makes something older by so many seconds."""
+    """Makes a blob or record older by that many seconds."""
 
 
 class AgingStoreContract(SharedStoreContract):
@@ -336,7 +336,7 @@ class AgingStoreContract(SharedStoreContract):
                 used, collected = pool.submit(use), pool.submit(collect)
                 assert used.result() == digest
                 collected.result()
-            # Who put it may refer to it: it must be there, whichever came first.
+            # The writer may refer to it: it must be there, whichever came first.
             assert place.open().get(digest) == b"data"
             assert place.names() == {blob_name(digest)}
 

@@ -122,7 +122,7 @@ class Layer:
 
 
 class ResidualGraph(Protocol):
-    """The model that layers were read from, for what is left of it beside them."""
+    """The model that layers were read from, for the rest of its network."""
 
     def with_layers(self, layers: Sequence[Layer]) -> bytes:
         """The model as an ONNX file with these layers as single nodes. Raises CheckpointError if it is too large."""

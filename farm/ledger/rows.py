@@ -99,7 +99,7 @@ def unreadable_text(job_id: str, error: Exception) -> str:
 
 
 def _reason(row: Any, status: Status) -> str:
-    """The recorded reason, or what the coordinators that are alive now mean for an unfinished job."""
+    """The recorded reason; for an unfinished job else the one that follows from the live coordinators."""
     served = row.served_format is not None and row.served_format >= row.format
     if status is Status.PENDING and not served:
         if row.served_format is not None or row.format > JOB_FORMAT:

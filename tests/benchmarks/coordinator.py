@@ -31,7 +31,7 @@ FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, 100, 900, 32, 0, 0.01, 0.2, LAUNC
 
 
 class InstantWorker(Worker):
-    """Has built whatever it is asked for, and stores nothing."""
+    """A worker that reports every request as built, and stores nothing."""
 
     def __init__(self) -> None:
         """Needs nothing that a worker needs."""
@@ -61,7 +61,7 @@ def coordinator() -> None:
 
 
 def serve_new(url: str, count: int) -> Served:
-    """Submits so many builds and runs them in a process of their own, whose memory is its own."""
+    """Submits `count` builds and runs them in a process of their own, whose memory is its own."""
     ledger = open_ledger(load_settings({"FARM_DATABASE_URL": url}))
     for first in range(0, count // LAYERS, JOBS_IN_SUBMISSION):
         submit(ledger, f"{count}-{first}", min(JOBS_IN_SUBMISSION, count // LAYERS - first))

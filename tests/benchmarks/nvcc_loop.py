@@ -50,7 +50,7 @@ class LoopTime:
 
 
 def time_loop(pairs: Sequence[Pair], form: Form, toolchain: Toolchain, *, of_each: int, cores: int) -> LoopTime:
-    """Runs nvcc on so many pairs of each kernel of a network, of steps and architectures drawn by lot.
+    """Runs nvcc on `of_each` pairs of each kernel of a network, of steps and architectures drawn by lot.
 
     They are the same ones for each form, as many at once as there are cores. Layers differ by a factor of a hundred,
     the steps and architectures of one by little: so a few of each speak for the loop.

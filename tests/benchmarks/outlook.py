@@ -20,7 +20,7 @@ SHOWN = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
 class Watch(Progress):
-    """Notes what is said, and when."""
+    """Notes the estimates with their times."""
 
     def __init__(self) -> None:
         self.said: list[tuple[float, RunStatus]] = []

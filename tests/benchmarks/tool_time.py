@@ -96,7 +96,7 @@ def report(points: list[Point]) -> None:
 
 
 def measured(count: int) -> Iterator[Point]:
-    """Runs both tools on so many layers, one process at a time."""
+    """Runs both tools on `count` layers, one process at a time."""
     chance = random.Random(0)
     toolchain, limits = find_toolchain(), ToolLimits()
     layers = all_layers()

@@ -350,14 +350,14 @@ def _blob_hurt(play: Round, hurt: object) -> None:
         assert (job.status, job.fault) == (Status.CRASHED, Cause.LOST), f"{job.name} is {job.status}: {job.reason}"
     done = [job.id for job in play.jobs() if job not in lost]
     for job_id in done:
-        with suppress(BlobLostError):  # a flipped bit is found by whoever reads the cubin, and built again after that
+        with suppress(BlobLostError):  # a flipped bit is found when the cubin is read, and the cubin is built again
             play.farm.compiled(job_id)
     play.again(retry=False)
     play.check_success([*done, *(job.id for job in play.jobs()[-3:])])
 
 
 def bundle_forged(play: Round) -> None:
-    """A bundle that somebody changed is refused in one line; fetched anew it is whole, while other jobs run."""
+    """A changed bundle is refused in one line; fetched anew it is whole, while other jobs run."""
     play.submit(0)
     play.serve()
     play.wait(play.over, "the first job does not end")

@@ -84,7 +84,7 @@ class Round:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def use(self, **variables: str) -> None:
-        """Settings, and whatever else this round's coordinators find in their environment."""
+        """Settings and other variables in the environment of this round's coordinators."""
         self._variables |= variables
 
     @property
@@ -164,7 +164,7 @@ class Round:
         self.in_time = not self.over()
 
     def pause(self, longest_seconds: float) -> float:
-        """A duration of up to so many seconds."""
+        """A random duration of at most that many seconds."""
         return self.random.uniform(0, longest_seconds)
 
     def wait(self, condition: Callable[[], object], otherwise: str, seconds: float = STUCK_SECONDS) -> None:
@@ -183,7 +183,7 @@ class Round:
         return {pid: command for pid, command in marked_processes(self.folder).items() if pid not in late}
 
     def finish(self) -> None:
-        """Until every job has ended; then the coordinators are told to stop, and nothing may be left of them."""
+        """Waits until every job has ended, then stops the coordinators and checks that nothing is left of them."""
         self.wait(self._over_or_ended, "a job does not end")
         assert self.over(), f"no coordinator is left, and jobs are {[(job.status, job.reason) for job in self.jobs()]}"
         for process, log in self._serving.items():

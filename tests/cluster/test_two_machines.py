@@ -1,4 +1,4 @@
-"""Two machines of a Ray cluster, as two raylets on this one: who gets work, and what happens when one dies."""
+"""Two machines of a Ray cluster, as two raylets on this one: placement of work, and the death of one."""
 
 from __future__ import annotations
 

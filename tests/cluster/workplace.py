@@ -35,7 +35,7 @@ class Workplace:
     settings: Settings
 
     def plan(self, *layers: Layer, archs: tuple[str, ...] = ("sm_80", "sm_90"), parts: int = 1) -> Plan:
-        """Requests for these layers, each cut into so many parts of one K group; their weights are in the store."""
+        """Requests for these layers, each cut into that many parts of one K group; their weights are in the store."""
         cut = tuple(Part(i, i + 1) for i in range(parts))
         job = Job(
             "job", "s", "ada", "net", "/net.onnx", "cd" * 32, BuildOptions(archs), Status.RUNNING, "", "",

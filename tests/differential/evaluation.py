@@ -35,7 +35,7 @@ Product = Callable[[Float64Array, Float64Array], Float64Array]
 SINGLE = ml_dtypes.finfo(np.float32)
 UNIT_ROUNDOFF = 2.0**-24
 FUNCTION_ROUNDINGS = 16
-"""onnxruntime's sigmoid, hyperbolic tangent and error function may be off by so many roundings of 1, and of the result:
+"""Roundings of 1, and of the result, by which onnxruntime's sigmoid, hyperbolic tangent and error function may be off:
 they are quotients of polynomials in float32."""
 BATCH_NORM_ROUNDINGS = 12
 """Roundings of variance + epsilon, root, quotient, times scale, times x; of mean times all that; and of two sums."""

@@ -9,7 +9,7 @@ RIGHTS = {
     "create_multipart_upload": {"s3:PutObject"},
     "delete_object": {"s3:DeleteObject"},
     "delete_objects": {"s3:DeleteObject"},
-    # Who may not list is told that a missing blob is forbidden.
+    # Without the right to list, a missing blob is reported as forbidden.
     "get_object": {"s3:GetObject", "s3:ListBucket"},
     "head_object": {"s3:GetObject", "s3:ListBucket"},
     "list_objects_v2": {"s3:ListBucket"},

@@ -121,7 +121,7 @@ class Ceph:
         _wait(self._answers)
 
     def kill_gateway(self) -> None:
-        """As a machine that loses its power: what was written stays, who waits for an answer gets none."""
+        """Kills it like a machine that loses its power: written data stays, waiting clients get no answer."""
         assert self._gateway is not None
         self._gateway.send_signal(signal.SIGKILL)
         self._gateway.wait()

@@ -1,4 +1,4 @@
-"""Coordinators at one ledger, on SQLite and on PostgreSQL: who may write, who builds what, who is alive."""
+"""Coordinators at one ledger, on SQLite and on PostgreSQL: fencing, single-flight builds, liveness."""
 
 from __future__ import annotations
 

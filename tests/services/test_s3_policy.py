@@ -73,7 +73,7 @@ def opened(ceph: Ceph, bucket: str, roles: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 class TestS3AsAKeeper(SharedStoreContract):
-    """The whole contract of stores, with the rights of who also removes."""
+    """The whole contract of stores, with the rights of a user that also removes."""
 
     @pytest.fixture
     def place(self, opened: As, behind: Any, bucket: str) -> Place:

@@ -169,7 +169,7 @@ def test_garbage_is_collected_and_what_was_asked_for_since_is_not(
     store.put_record("cubin", KEY, {"cubin": gone})
     store.put_record("cubin", "1f" * 32, {"cubin": kept})
     beginning = behind.head_object(Bucket=bucket, Key=f"team/a/{blob_name(gone)}")["LastModified"].timestamp()
-    # S3 tells seconds: whatever was written in the one that has just ended counts as a month old.
+    # S3's times are whole seconds: a blob of the second that has just ended counts as a month old.
     while True:
         behind.put_object(Bucket=bucket, Key="clock", Body=b"")
         now = behind.head_object(Bucket=bucket, Key="clock")["LastModified"].timestamp()

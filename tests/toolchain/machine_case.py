@@ -46,7 +46,7 @@ def whole_layer(case: Case) -> Part:
 
 
 def weights_of(case: Case, density: float, mask: str = "no zero") -> Weights:
-    """Normal ones, as many as the density says, of those that the mask leaves."""
+    """Normal weights at this density, among those that the mask leaves."""
     spec, rng = case.spec, np.random.default_rng(3)
     kernel = rng.standard_normal(spec.weights_shape, dtype=np.float32)
     kept = rng.random(spec.weights_shape) < density

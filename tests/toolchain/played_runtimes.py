@@ -1,4 +1,4 @@
-"""The runtimes without a framework, in Python and in C, on a driver that is played and writes down what it is told."""
+"""The runtimes without a framework, in Python and in C, on a played driver that records its calls."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_compile_shows_its_layers_and_a_second_one_only_hits(
     assert "32 -> 10" in out
     assert "skipped conv3 (Conv)" in out
     assert len(re.findall(r"sm_90 +built", out)) == 3
-    # Nobody listens there: whoever asked for a worker would fail.
+    # Nothing listens there: a request for a worker would fail.
     monkeypatch.setenv("FARM_RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setenv("FARM_EXECUTOR", "ray")
     code, out, err = farm("compile", "digits.onnx", "--arch", ARCHS)

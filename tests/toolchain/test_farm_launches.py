@@ -1,4 +1,4 @@
-"""A cubin is launched as the program that made it says, whatever today's program would say."""
+"""A cubin is launched by the launch recorded with it, not by the one that this program would compute."""
 
 from __future__ import annotations
 

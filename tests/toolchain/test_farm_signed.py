@@ -1,4 +1,4 @@
-"""A farm whose store somebody else writes to: no record without a valid signature is used, and each command says so."""
+"""A farm with a store that others can write: no record without a valid signature is used, and each command says so."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = BuildOptions(("sm_80", "sm_90"), assembler="direct")
 
 @dataclass(frozen=True)
 class Attacked:
-    """A farm with a finished job, and its store as somebody sees it who may write to it."""
+    """A farm with a finished job, and its store as others with write access see it."""
 
     farm: Farm
     settings: Settings

@@ -40,7 +40,7 @@ def refuse_whole_layers(assembler: DirectAssembler, weights: Weights, part: Part
 
 
 def parts_made(detail: JobDetail, arch: str) -> list[list[tuple[int, str]]]:
-    """[builds]: the parts of each, and who assembled them."""
+    """[builds]: the parts of each, and their assemblers."""
     made = [[each for each in detail.results_of(build) if each.arch == arch] for build in detail.builds]
     return [[(each.part, each.assembler) for each in results] for results in made]
 

@@ -109,7 +109,7 @@ def test_a_tile_counts_the_groups_that_have_done_a_layer_unless_there_is_only_on
 def test_batches_reuse_the_memory_between_layers(layers: list[Weights]) -> None:
     given = Buffers(IN_BATCHES.tiles)
     given.run(layers, IN_BATCHES, 0, 2)
-    assert np.isnan(columns_of(given.output)[THREADS:]).all()  # the next launch of so many columns finds it in L2
+    assert np.isnan(columns_of(given.output)[THREADS:]).all()  # the next launch of these columns finds it in L2
 
 
 def test_a_block_gets_the_group_that_reads_its_outputs() -> None:

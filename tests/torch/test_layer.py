@@ -45,7 +45,7 @@ class PlayedDriver:
 def played(
     monkeypatch: pytest.MonkeyPatch, spec: LayerSpec, arguments: tuple[str, ...], images: int = 1
 ) -> tuple[GpuLayer, PlayedDriver]:
-    """A layer of one part, of whose grid one block has so many images."""
+    """A layer of one part, with `images` images in each block of its grid."""
     steps = {"output_step": STEP, "input_step": 2 * 4 * 4}
     given = {name: step for name, step in steps.items() if name in arguments}
     how = Launch("k", (GridSize(2), GridSize(1, images), GridSize()), (32, 1, 1), 0, arguments, **given)

@@ -274,7 +274,7 @@ OF_SHAPES: dict[str, tuple[list[onnx.NodeProto], dict[str, np.ndarray]]] = {
 
 @pytest.mark.parametrize("name", OF_SHAPES)
 def test_what_follows_from_shapes_is_computed_without_the_gpu(tmp_path: Path, name: str) -> None:
-    """A tensor on PyTorch's meta device has no elements: whoever reads one, or mixes it with the CPU's, fails."""
+    """A tensor on PyTorch's meta device has no elements: code that reads one, or mixes it with the CPU's, fails."""
     nodes, named = OF_SHAPES[name]
     module, proto = module_of_model(uncompiled(tmp_path, nodes, ("N", 4, 5, 6), **named))
     x = values(3, 4, 5, 6)

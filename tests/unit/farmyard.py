@@ -1,4 +1,4 @@
-"""A real ledger and store, and an executor that does as it is told instead of running tools."""
+"""A real ledger and store, and a scripted executor that runs no tools."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Play = Callable[[Request], Result | None]
 
 
 class PlayedClock(Clock):
-    """Stands still but for those who sleep."""
+    """A clock that advances only when a caller sleeps."""
 
     def __init__(self) -> None:
         self._now = 1000.0
@@ -110,7 +110,7 @@ class Farmyard:
         self.store = MemoryStore()
 
     def submit(self, *names: str, archs: tuple[str, ...] = ARCHS, parts: int = 1, optimisation: int = 3) -> list[str]:
-        """Jobs of NET, each of whose layers is cut into so many parts."""
+        """Jobs of NET, with each layer cut into that many parts."""
         cut = tuple(Part(i, i + 1) for i in range(parts))
         jobs = []
         for name in names:

@@ -25,7 +25,7 @@ SPEC = Conv2d(16, 20, 20, 96, 1, 1)
 TILING = Tiling("conv2d", 64, 1, 1, 16, 8, stages=2)
 ORDERS = get_args(Order)
 MEASURED_BEFORE = {512: 279.6, 2048: 149.0, 1024: 331.4}
-"""Microseconds of the tilings that layers of so many channels had."""
+"""Measured microseconds of tilings, by the layers' channels."""
 
 
 def blocks_of(order: Order, images: int) -> list[tuple[int, int, int]]:

@@ -35,7 +35,7 @@ def written(path: Path, keys: Keyring | None = None) -> Path:
 
 
 def change(bundle: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Edit the manifest as somebody would who can make all its digests match again."""
+    """Edits the manifest and makes all its digests match again."""
     manifest = manifest_of(bundle)
     del manifest["sha256"]
     edit(manifest)

@@ -1,4 +1,4 @@
-"""Cache lookups ask the store for presence; the bytes of a cubin are checked by whoever reads them."""
+"""Cache lookups ask the store for presence; the bytes of a cubin are checked when they are read."""
 
 from __future__ import annotations
 

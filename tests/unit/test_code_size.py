@@ -1,4 +1,4 @@
-"""Bytes of code for each non-zero weight: of large layers at most so many, and fewer where a limit asks for it."""
+"""Bytes of code for each non-zero weight: bounded for large layers, and fewer where a limit asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator on a real ledger and store; only the tools are played, by an executor that does as it is told."""
+"""The coordinator on a real ledger and store; only the tools are played, by a scripted executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An explanation names what differs from the nearest key, in words, or who made what was found."""
+"""An explanation names what differs from the nearest key, in words, or the job that made the entry found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bundle is hostile input: whatever is wrong with one of its files is a BundleError or a UsageError of one line."""
+"""A bundle is hostile input: every fault in one of its files is a BundleError or a UsageError of one line."""
 
 from __future__ import annotations
 

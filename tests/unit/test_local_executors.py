@@ -90,7 +90,7 @@ def test_the_settings_name_the_executor(executor: str, address: str | None, kind
 
 @dataclass(eq=False)
 class PlayedProcess:
-    """Builds when it is told to; a test sees what it works on."""
+    """A worker that builds when a test lets it; the test sees its requests."""
 
     at_work: Request | None = None
 

@@ -1,4 +1,4 @@
-"""Shared memory and barriers: who may read what, and when."""
+"""Shared memory and barriers: the reads that are allowed, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where Ray's token comes from, and what is said where there is none."""
+"""The origin of Ray's token, and the message where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No password is shown, whatever goes wrong."""
+"""No error shows a password."""
 
 from __future__ import annotations
 

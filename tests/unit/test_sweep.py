@@ -35,7 +35,7 @@ CPUS = 4
 
 
 class Tools(PlayedExecutor):
-    """Take the time that is predicted, a factor and chance apart, on so many CPUs."""
+    """Take the time that is predicted, a factor and chance apart, on that many CPUs."""
 
     def __init__(self, farm: Farmyard, clock: PlayedClock, *, nvcc: float = 1.0, ptxas: float = 1.0, chance: float = 0):
         super().__init__(farm.store, capacity=2 * CPUS)
