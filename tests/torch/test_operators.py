@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
@@ -113,6 +114,23 @@ def test_an_operator_computes_what_onnx_says(name: str, constant: bool) -> None:
             tolerance = 1e-3 if name in ROUNDED else 1e-2 if np.asarray(values).dtype == np.float16 else 1e-5
             np.testing.assert_allclose(output.numpy(), values, rtol=tolerance, atol=tolerance)
             assert output.shape == np.asarray(values).shape
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel", "pytorch_half_pixel", "align_corners"])
+@pytest.mark.parametrize("nearest", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+def test_the_nearest_element_is_onnxs_for_whole_factors_too(nearest: str, coordinates: str, factor: float) -> None:
+    attributes = {"mode": "nearest", "nearest_mode": nearest, "coordinate_transformation_mode": coordinates}
+    scales = np.array([1, 1, factor, 2], np.float32)
+    resize = onnx.helper.make_node("Resize", ["x", "", "scales"], ["y"], **attributes)
+    sizes = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy"]
+    graph = onnx.helper.make_graph(
+        [resize], "resized", sizes[:1], sizes[1:], [numpy_helper.from_array(scales, "scales")]
+    )
+    x = np.random.default_rng(0).standard_normal((1, 2, 4, 6), np.float32)
+    [wanted] = ReferenceEvaluator(onnx.helper.make_model(graph)).run(None, {"x": x})
+    found = OPERATORS["Resize"](torch.from_numpy(x), None, scales.tolist(), **attributes)
+    np.testing.assert_array_equal(found.numpy(), wanted)
 
 
 @pytest.mark.parametrize("name", WITH_MORE_OUTPUTS)
