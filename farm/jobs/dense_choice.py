@@ -15,8 +15,12 @@ from farm.jobs.model import BuildOptions
 
 MARGIN = 1.15
 """Ratio of predicted times from which a layer is left dense: the framework needs further kernels at its borders."""
-GAIN = 1.12
-"""Least ratio of dense to compiled time, by prediction, of a network's compiled layers: below it, either may win."""
+GAIN = 1.1
+"""Least ratio of dense to compiled time, by prediction, of a network's compiled layers: below it, either may win.
+
+In 24 cases of six networks on an H200, loaded by `farm.torch`, dense networks took 1.06 to 1.52 times as long where the
+ratio was above, 0.88 to 1.15 times where it was below.
+"""
 KIND = "left dense"
 """Kind under which layers left dense are listed as skipped."""
 
