@@ -28,7 +28,7 @@ class Agreement:
     """The largest difference of any output as a share of what it may be: at most 1 is right, and NaN is not."""
 
     tensor: str
-    """What was compared: the model's output, or the tensor before the first node that the layer does not compute."""
+    """The tensor compared: the model's output, or the tensor before the first node that the layer does not compute."""
     of_reference: float
     """Generated code and float64."""
     of_onnxruntime: float | None
@@ -40,7 +40,7 @@ class Agreement:
 
     @property
     def worst(self) -> float:
-        """Of the generated code."""
+        """Largest error of the generated code as a share of its bound."""
         return self.of_reference if self.of_onnxruntime is None else max(self.of_reference, self.of_onnxruntime)
 
     @property

@@ -84,7 +84,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
 
 
 def places() -> st.SearchStrategy[float]:
-    """Of tilings: any."""
+    """Places of tilings in a ranking, from 0 to 1."""
     return st.integers(0, 1000).map(lambda thousandths: thousandths / 1000)
 
 
@@ -95,7 +95,7 @@ class DrawnLayer:
     geometry: Geometry
     recipe: Recipe
     place: float = 0.0
-    """Of its tiling among those that it can be given: 0 is the one that is chosen, 1 the one chosen last."""
+    """Place of its tiling in the ranking: 0 is the first choice, 1 the last."""
 
     @property
     def line(self) -> str:

@@ -42,8 +42,7 @@ DRAWN_STEPS = (
 """The nodes that may follow in any geometry: `residual` adds a second input of the model, `residual_first` adds to it,
 and `residual_of_rows`, which comes last, adds to each image or row as one row."""
 STEPS = (*DRAWN_STEPS, "pool", "wide_pool")
-"""Those and what only a listed geometry has: as the last step of a 2-D convolution a max pool of 2x2, or one of 3x3
-with padding."""
+"""Drawn steps, and those of listed geometries only: a last max pool of a 2-D convolution, 2x2, or 3x3 with padding."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,9 @@ class Geometry:
     channels: int
     output_channels: int
     size: tuple[int, ...] = ()
-    """Of the input: width, or height and width; of a MatMul the dimensions between batch and channels."""
+    """Size of the input: width, or height and width; of a MatMul the dimensions between batch and channels."""
     window: tuple[int, ...] = ()
-    """Of the kernels."""
+    """Size of the filters."""
     strides: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     """All beginnings, then all ends, as in ONNX."""
@@ -67,7 +66,7 @@ class Geometry:
     output_shape: tuple[int, ...] = ()
     bias: bool = True
     transposed_weights: bool = False
-    """Of a Gemm: transB."""
+    """transB of a Gemm."""
     alpha: float = 1.0
     beta: float = 1.0
     steps: tuple[str, ...] = ()
@@ -102,14 +101,14 @@ class Geometry:
 
     @property
     def result_shape(self) -> tuple[int, ...]:
-        """Of the operator's output."""
+        """Shape of the operator's output."""
         if not self.convolves:
             return self.batch, *self.size, self.output_channels
         return self.batch, self.output_channels, *(self._result_size(axis) for axis in range(len(self.size)))
 
     @property
     def final_shape(self) -> tuple[int, ...]:
-        """Of the last node's output."""
+        """Shape of the last node's output."""
         result = self.result_shape
         if "pool" in self.steps:
             return *result[:2], *(size // 2 for size in result[2:])
@@ -127,7 +126,7 @@ class Geometry:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """Of the dilated kernel."""
+        """Extents of the dilated filter."""
         dilations = self.dilations or (1,) * len(self.window)
         return tuple((size - 1) * step + 1 for size, step in zip(self.window, dilations, strict=True))
 

@@ -150,4 +150,4 @@ GEOMETRIES: dict[str, Geometry] = {
 """Small, so that the emulator takes no time; together they have every value of every attribute."""
 
 NOT_ALL_FOLDED = {"what follows an activation does not fold"}
-"""Of the listed ones, those whose last node is not computed with the layer."""
+"""Listed geometries whose last node is not computed with the layer."""

@@ -28,7 +28,7 @@ from tests.differential.runtime import run_onnxruntime
 
 LAYERS_OF_LANDING = 500
 DRAWS = 13
-"""Of each geometry, at least."""
+"""Least number of draws of each geometry."""
 EXAMPLES = 16
 """Hypothesis draws a few things twice."""
 DRAWINGS, LAYERS_OF_DRAWING = 4, 12
@@ -79,7 +79,7 @@ def test_drawn_layers_agree_with_any_tiling_that_they_can_be_given(
 
 
 def record(record_property: Callable[[str, object], None], found: Mapping[str, Agreement]) -> None:
-    """What the summary of a test run counts; layers by their lines."""
+    """Records what the summary of a test run counts; layers by their lines."""
     for line, seen in found.items():
         geometry = DrawnLayer.from_line(line).geometry
         compared = {"operator": geometry.operator, "layers": 1, "worst": seen.worst}
@@ -125,7 +125,7 @@ LAYER = DrawnLayer(GEOMETRIES["residual after batch normalisation"], Recipe(3))
 
 
 def pretended(change: Callable[[Output], Output]) -> Pipeline:
-    """What onnxruntime computes, as if it were generated code with the bound that generated code would have."""
+    """A pipeline that returns onnxruntime's output as generated code's, with the bound of generated code."""
 
     def run(path: Path, inputs: Mapping[str, NDArray[Any]], virtual_arch: str, place: float) -> dict[str, Output]:
         model = onnx.load(path)

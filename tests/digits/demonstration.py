@@ -15,22 +15,22 @@ from tests.digits.training import KEPT, Digits, small_network, train_and_prune
 from tests.digits.typed import typed
 
 MOST_JOBS = 1000
-"""Of others, since these were submitted."""
+"""Most jobs of others since these were submitted."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What the generated code of one file made of the test images."""
+    """Accuracy of one file's generated code on the test images."""
 
     model: Path
     sparsity: float
     exporter: Exporter
     accuracy_before: float
-    """Of the dense network, on all test images."""
+    """Accuracy of the dense network, on all test images."""
     accuracy_pruned: float
-    """Of the pruned one, likewise, in PyTorch."""
+    """Accuracy of the pruned network in PyTorch, on all test images."""
     accuracy: float
-    """Of the generated code, on the images that it read."""
+    """Accuracy of the generated code, on the images that it read."""
     images: int
     differing: int
     """Images that onnxruntime takes for another digit."""

@@ -31,7 +31,7 @@ def export(network: nn.Module, example: torch.Tensor, path: Path, exporter: Expo
 
 
 def onnxruntime_labels(model: Path, images: torch.Tensor) -> np.ndarray:
-    """What onnxruntime tells of each image."""
+    """The label of each image by onnxruntime."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     [scores] = session.run(None, {session.get_inputs()[0].name: images.numpy()})
     labels: np.ndarray = scores.argmax(1)

@@ -1,4 +1,4 @@
-"""What a bundle answers: its machine code on a GPU, or its PTX in the emulator."""
+"""Answers of a bundle: by its machine code on a GPU, or by its PTX in the emulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.digits.typed import typed
 
 
 def labels(bundle: Path, images: torch.Tensor) -> np.ndarray:
-    """Of each image. The bundle was fetched with its PTX, or there is a GPU."""
+    """The label of each image. The bundle was fetched with its PTX, or there is a GPU."""
     found: np.ndarray = (_on_gpu if torch.cuda.is_available() else _emulated)(bundle, images).argmax(1)
     return found
 

@@ -15,14 +15,14 @@ from torch.nn.functional import cross_entropy
 STEPS = (0.5, 0.7, 0.8, 0.9, 0.95)
 """Sparsities, one after the other, each with fine-tuning."""
 KEPT = (0.9, 0.95)
-"""Those at which the network is compiled."""
+"""Sparsities at which the network is compiled."""
 LABELS = 10
 BATCH = 64
 LEARNING_RATE, FINE_RATE = 3e-3, 1e-3
 
 
 Masks = Mapping[nn.Parameter, torch.Tensor]
-"""Which weights of a layer are left."""
+"""Masks of the remaining weights, by parameter."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Trained:
     """A copy of the network at one sparsity."""
 
     sparsity: float
-    """What was asked for; 0 before pruning."""
+    """The sparsity asked for; 0 before pruning."""
     accuracy: float
     """Share of the test images that it tells right."""
     network: nn.Sequential

@@ -85,7 +85,7 @@ NETWORK_LAYERS = (
     Drawn("1x1, 56x56x256 to 64", Conv2d(256, 56, 56, 64, 1, 1), 0.9, 7, 64),
     Drawn("fully connected, 512 to 1000", Linear(512, 1000), 0.95, 8, 256),
 )
-"""What takes ptxas long comes first."""
+"""Shapes that take ptxas long come first."""
 
 
 def edge_layers() -> Iterator[Drawn]:
@@ -122,7 +122,7 @@ def drawn_layers(seed: int) -> Iterator[Drawn]:
 
 
 def layers(seed: int, data_types: Sequence[DataType] = ("float32",)) -> Iterator[Drawn]:
-    """The same layers in each of the data types."""
+    """Layers, equal in each of the data types."""
     for drawn in chain(NETWORK_LAYERS, edge_layers(), drawn_layers(seed)):
         for data_type in data_types:
             name = drawn.name if data_type == "float32" else f"{drawn.name}, {data_type}"
@@ -164,7 +164,7 @@ def compile_both(layer: Drawn, toolchain: Toolchain, arch: str) -> Both:
 
 @dataclass(frozen=True)
 class Compared:
-    """What the GPU said of a layer."""
+    """The GPU's result for a layer."""
 
     both: Both
     differing: int

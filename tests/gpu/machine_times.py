@@ -45,7 +45,7 @@ ARCH = "sm_90"
 SPARSITY = 0.9
 BATCHES = (64, 1)
 SLOWEST = 1.05
-"""Of ptxas's time, at most."""
+"""Largest allowed share of ptxas's time."""
 GRAPH_MICROSECONDS = 400.0
 """About so long is a graph of one kernel's launches."""
 MOST_LAUNCHES = 200
@@ -78,7 +78,7 @@ class Side:
     """A kernel on the GPU."""
 
     microseconds: tuple[float, ...]
-    """Of one launch, at each place where its code and data lay."""
+    """Time of one launch, at each place of its code and data."""
     codes: int
     """Different addresses of its code; 0 where the driver does not tell."""
 
@@ -195,9 +195,9 @@ def _repeat(launch: partial[None], count: int) -> None:
 
 
 def build(cases: Sequence[Case], seconds: float) -> Iterator[Pair]:
-    """Both kernels of each, as they are made, until the time is over; says which cannot be made, and why.
+    """Both kernels of each case, as they are made, until the time is over; prints failures with the reason.
 
-    Those with few weights come first: ptxas takes minutes for some of the others.
+    Cases with few weights come first: ptxas takes minutes for some of the others.
     """
     settings = load_settings()
     store, toolchain = open_store(settings), any_toolchain()
@@ -242,7 +242,7 @@ def keep(cases: Sequence[Case], folder: Path, seconds: float) -> int:
 
 
 def kept(folder: Path, names: Sequence[str]) -> list[Pair]:
-    """What a folder has, in the order of names, or all, the smallest first."""
+    """The pairs in a folder, in the order of names, or all, the smallest first."""
     paths = [folder / f"{name}.pickle" for name in names] or list(folder.glob("*.pickle"))
     pairs: list[Pair] = [pickle.loads(path.read_bytes()) for path in paths]
     return pairs if names else sorted(pairs, key=lambda pair: pair.size)

@@ -24,7 +24,7 @@ from tests.gpu.layers import NETWORK_LAYERS, ODD_LAYERS, weights_of
 from tests.gpu.workbench import LIMITS, Workbench, whole
 
 MOST_BYTES_PER_NONZERO = 28
-"""What the largest layers may take, which the default limit would skip."""
+"""Limit for the largest layers, which the default limit would skip."""
 
 LONGEST_FIRST = sorted(
     NETWORK_LAYERS,

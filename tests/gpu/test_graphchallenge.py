@@ -1,6 +1,6 @@
 """`farm bench graphchallenge` on a GPU: every contender gives the rows and the values of float64.
 
-Of few neurons, so that ptxas is quick; three layers follow one another without a compaction between them.
+The network has few neurons, so that ptxas is quick; three layers follow one another without a compaction between them.
 """
 
 from __future__ import annotations

@@ -314,7 +314,7 @@ def test_a_layer_runs_in_c(jobs: dict[str, str], folder: Path, program: Path, tm
 
 @dataclass(frozen=True)
 class GlueOnly:
-    """What Network takes of a bundle, of a network without compiled layers."""
+    """The parts of a bundle that Network takes, for a network without compiled layers."""
 
     plan: bytes
     constants: bytes

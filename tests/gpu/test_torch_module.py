@@ -39,7 +39,7 @@ NETWORKS = {
 }
 
 ROUNDING = 1e-5
-"""Of a largest output: two that are nearer to each other may come in either order."""
+"""Share of a largest output: two that are nearer to each other may come in either order."""
 LIBRARY = re.compile("gemm|conv|cudnn|cutlass|winograd", re.IGNORECASE)
 """In the names of kernels that compute convolutions and products of matrices."""
 

@@ -27,7 +27,7 @@ GPUS = ("cuda:0", "cuda:1")
 
 @pytest.fixture(scope="module")
 def bundle(device: Device, toolchain: Toolchain, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a network with residuals and pools."""
+    """The bundle of a network with residuals and pools."""
     if torch.cuda.device_count() < len(GPUS):
         pytest.skip("needs two GPUs")
     folder = tmp_path_factory.mktemp("two_gpus")
@@ -46,7 +46,7 @@ def x() -> np.ndarray:
 
 @pytest.fixture
 def wanted(bundle: Path, x: np.ndarray) -> Iterator[torch.Tensor]:
-    """What the first GPU gives."""
+    """The output of the first GPU."""
     with torch.inference_mode():
         yield load(bundle, "cuda:0")(torch.from_numpy(x).to("cuda:0")).cpu()
 

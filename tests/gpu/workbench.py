@@ -81,7 +81,7 @@ class Workbench:
         return [rewrite(template, weights, part) for part in parts]
 
     def cubins(self, kernels: Sequence[Kernel]) -> list[tuple[bytes, Launch]]:
-        """What `Device.run_layer` takes."""
+        """The kernels in the form that `Device.run_layer` takes."""
 
         def cubin(kernel: Kernel) -> tuple[bytes, Launch]:
             return shared_cubin(kernel.ptx, self.device.arch, self.toolchain), kernel.launch

@@ -14,7 +14,7 @@ from tests.real_models.mnist import load_mnist, mnist_network
 
 SPARSITY = 0.9
 IMAGES = 2_000
-"""Of the 10,000 test images: the emulator reads 25 in a second."""
+"""Images taken of the 10,000 for tests: the emulator reads 25 in a second."""
 
 
 def test_a_network_fine_tuned_after_pruning_reads_digits_in_the_farm_as_in_onnxruntime(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_a_tool_whose_file_changed_is_asked_again(farm: Farm, settings: Settings
 
 
 def compile_when_both_are_ready(settings: Settings, strict: bool) -> Job:
-    """What one process does: the same cubins, for a job of its own."""
+    """The work of one process: the same cubins, for a job of its own."""
     with Farm.open(settings) as farm:
         submission = farm.submit([NET], replace(OPTIONS, strict=strict))
         BARRIER[0].wait()

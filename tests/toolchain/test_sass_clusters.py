@@ -100,7 +100,7 @@ def computed(name: str, weights: Weights, cubin: CubinFile) -> NDArray[Any]:
 
 
 def expected(name: str, weights: Weights) -> NDArray[Any]:
-    """What the rewritten PTX computes."""
+    """The output of the rewritten PTX."""
     kernel = rewrite(template_for(name, "compute_90"), weights)
     output, given = arguments(name, kernel.launch)
     grid = kernel.launch.grid_at(CLUSTER_CASES[name].batch)

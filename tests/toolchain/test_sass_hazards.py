@@ -115,7 +115,7 @@ def test_loads_that_set_no_scoreboard_are_refused(cubin: CubinFile) -> None:
 
 
 def test_a_multiply_add_too_soon_after_the_one_that_it_adds_to_is_refused(cubin: CubinFile) -> None:
-    """Those whose distance is exactly the latency: a cycle less anywhere between them is too little."""
+    """Pairs at a distance of exactly the latency: a cycle less anywhere between them is too little."""
     words = cubin.words
     stalls, opcodes = STALL.get(words), OPCODE.get(words)
     cycles = np.cumsum(stalls) - stalls
