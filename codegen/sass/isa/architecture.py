@@ -60,8 +60,6 @@ class Architecture:
     """Intervals that ptxas nearly always keeps, but not always: the assembler keeps them, the checker accepts less."""
     matrix_halves: bool = True
     """Whether the tensor cores' unit has packed float16 multiply-adds, HFMA2.MMA."""
-    scaled_addresses: bool = False
-    """Whether an address in shared memory may be a multiple of a register: [R.X4]."""
     barriers_drain: bool = False
     """Whether a warp passes BAR only after its memory accesses have read their operands."""
     descriptors: bool = True

@@ -61,7 +61,6 @@ SM_75: Final = Architecture(
         (frozenset({"HFMA2", "HADD2", "HMUL2"}), 2),
     ),
     matrix_halves=False,
-    scaled_addresses=True,
     barriers_drain=True,
     descriptors=False,
     branch_pieces=1,

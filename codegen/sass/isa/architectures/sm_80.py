@@ -18,7 +18,6 @@ SM_80: Final = Architecture(
         (frozenset({"HFMA2", "HADD2", "HMUL2"}), 2),
         (frozenset({"HFMA2.MMA"}), 2),
     ),
-    scaled_addresses=True,
     branch_pieces=1,
     constants=CONSTANTS,
     shared_base=0,

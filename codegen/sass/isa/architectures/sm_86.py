@@ -16,7 +16,6 @@ SM_86: Final = Architecture(
     intervals=(INTEGERS,),
     kept_intervals=((frozenset({"HFMA2", "HMUL2"}), 2),),
     matrix_halves=False,
-    scaled_addresses=True,
     branch_pieces=1,
     constants=CONSTANTS,
     shared_base=0,

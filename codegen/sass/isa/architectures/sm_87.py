@@ -34,7 +34,6 @@ SM_87: Final = Architecture(
     published=AMPERE_TO_BLACKWELL,
     intervals=(INTEGERS, (frozenset({"HFMA2", "HMUL2"}), 2), (frozenset({"HADD2"}), 2)),
     kept_intervals=((frozenset({"HFMA2.MMA"}), 2),),
-    scaled_addresses=True,
     branch_pieces=1,
     constants=CONSTANTS,
     shared_base=0,
