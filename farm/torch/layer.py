@@ -237,6 +237,7 @@ def output_shape(spec: LayerSpec, shape: Sequence[int]) -> list[int]:
 _LIBRARY = torch.library.Library("farm", "DEF")
 _LIBRARY.define("layer(Tensor x, Tensor? residual, int number, Tensor? gate=None) -> Tensor")
 _LIBRARY.define("write_layer(Tensor x, Tensor? residual, int number, Tensor(a!) output, Tensor? gate=None) -> ()")
+_LIBRARY.define("place(Tensor x, Tensor(a!) output) -> ()")
 _layers: dict[int, tuple[BundledLayer, Compute]] = {}
 """Layers by number, because an operator takes tensors and numbers only."""
 _numbers = itertools.count()
@@ -292,6 +293,15 @@ def _write(
     _compute(x, residual, number, output, gate)
 
 
+def _place(x: torch.Tensor, output: torch.Tensor) -> None:
+    """Copies a tensor into a range of a larger one; torch.compile would copy all of that for aten's copy_."""
+    output.copy_(x)
+
+
+def _fake_place(_x: torch.Tensor, _output: torch.Tensor) -> None:
+    """Fake kernel for tracing: there is no result."""
+
+
 def _fake_write(
     _x: torch.Tensor,
     _residual: torch.Tensor | None,
@@ -345,5 +355,7 @@ def _fits(spec: LayerSpec, shape: Sequence[int]) -> bool:
 
 _LIBRARY.impl("layer", _run, "CompositeExplicitAutograd")
 _LIBRARY.impl("write_layer", _write, "CompositeExplicitAutograd")
+_LIBRARY.impl("place", _place, "CompositeExplicitAutograd")
 torch.library.register_fake("farm::layer", _fake)
+torch.library.register_fake("farm::place", _fake_place)
 torch.library.register_fake("farm::write_layer", _fake_write)

@@ -213,7 +213,7 @@ class _Builder:
             if (place.tensor, name) not in self._placed:
                 tensor = self._tensor(name)
                 self._make_room(place, tensor)
-                self._graph.call_function(torch.ops.aten.copy_.default, (self._within(of_input), tensor))
+                self._graph.call_function(torch.ops.farm.place.default, (tensor, self._within(of_input)))
                 self._placed.add((place.tensor, name))
         return self._within(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,8 @@ import onnx
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
+
+from torch._inductor.utils import run_and_get_code
 
 from codegen.frontend.onnx.export.network import read_network
 from codegen.frontend.onnx.reader import read_checkpoint
@@ -139,7 +142,7 @@ def module_read(
 def calls(module: torch.fx.GraphModule) -> tuple[int, int, int]:
     """As WRITTEN has them."""
     found = Counter(each.target for each in module.graph.nodes if each.op == "call_function")
-    return found[torch.ops.farm.write_layer.default], found[torch.ops.aten.copy_.default], found[concat]
+    return found[torch.ops.farm.write_layer.default], found[torch.ops.farm.place.default], found[concat]
 
 
 def expected(proto: onnx.ModelProto, x: np.ndarray) -> list[np.ndarray]:
@@ -279,3 +282,13 @@ def test_a_compiled_or_exported_network_computes_the_same(tmp_path: Path) -> Non
     program = torch.export.export(module, (x,))
     torch.testing.assert_close(program.module()(x), wanted)
     torch.testing.assert_close(program.run_decompositions().module()(x), wanted)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # within torch
+def test_under_torch_compile_too_layers_and_copies_write_one_tensor(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x u", "a"), node("Concat", "x a", "y", axis=1)]  # nothing to compile, which takes long
+    module = module_read(tmp_path, model(nodes, constants(u=values(16, 3, 1, 1)), inputs=[info("x", ("N", 3, 8, 8))]))
+    assert calls(module) == (1, 1, 0)
+    with torch.inference_mode():
+        _, [code] = run_and_get_code(torch.compile(module), torch.from_numpy(values(2, 3, 8, 8)))
+    assert len(re.findall(r"= empty_strided_cpu\(\(2, 19, 8, 8\)", code)) == 1
