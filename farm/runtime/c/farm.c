@@ -15,6 +15,8 @@
 #define ALIGNMENT 16
 #define BRANCHES 8 /* streams on which the parts of a layer run concurrently, at most */
 #define GIVEN_SHARED_BYTES (48 * 1024) /* shared memory that every kernel may use; more has to be requested */
+#define MOST_WORKSPACE_BYTES (SIZE_MAX / 4)
+#define BUFFER_ALIGNMENT 256 /* of each buffer in the workspace */
 #define MOST_LAUNCHES (1 << 20) /* of a network */
 #define MOST_PARAMETER_BYTES 32768 /* of a kernel, by the driver */
 #define MOST_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
@@ -149,8 +151,9 @@ struct farm_bundle {
     int64_t *limits; /* the largest number of rows of each layer for one launch of each of its kernels */
     int kernel_count;
     step_state *steps;
-    CUdeviceptr *buffers;
-    int64_t reserved_images;
+    size_t *buffers; /* where each lies in the workspace, and behind the last the size of that */
+    CUdeviceptr workspace; /* of farm_run */
+    size_t workspace_bytes;
     CUdeviceptr constants;
     CUmodule glue;
     int64_t most_images; /* of one pass */
@@ -469,8 +472,7 @@ void farm_close(farm_bundle *bundle) {
     for (i = 0; i < bundle->kernel_count; i++)
         if (bundle->kernels[i].module) cuModuleUnload(bundle->kernels[i].module);
     if (bundle->glue) cuModuleUnload(bundle->glue);
-    for (i = 0; bundle->buffers && i < bundle->plan.buffer_count; i++)
-        if (bundle->buffers[i]) cuMemFree_v2(bundle->buffers[i]);
+    if (bundle->workspace) cuMemFree_v2(bundle->workspace);
     if (bundle->constants) cuMemFree_v2(bundle->constants);
     for (i = 0; i < bundle->stream_count; i++) {
         cuStreamDestroy_v2(bundle->streams[i]);
@@ -508,6 +510,8 @@ int farm_find_layer(const farm_bundle *bundle, const char *name) {
 
 int farm_input_count(const farm_bundle *bundle) { return bundle->plan.input_count; }
 int farm_output_count(const farm_bundle *bundle) { return bundle->plan.output_count; }
+
+int farm_step_count(const farm_bundle *bundle) { return bundle->plan.step_count; }
 
 const farm_port *farm_input(const farm_bundle *bundle, int number) {
     return number >= 0 && number < bundle->plan.input_count ? &bundle->plan.inputs[number] : NULL;
@@ -724,28 +728,34 @@ int farm_run_layer(
     return 0;
 }
 
-/* Allocates the buffers for a number of images. */
-static int reserve(farm_bundle *bundle, int64_t images) {
+/* Places the buffers for a number of images in the workspace. */
+static int place_buffers(farm_bundle *bundle, int64_t images) {
+    size_t end = 0;
     int i;
-    if (images <= bundle->reserved_images) return 0;
-    DRIVER(cuStreamSynchronize(NULL));
-    bundle->reserved_images = 0;
     for (i = 0; i < bundle->plan.buffer_count; i++) {
-        if (bundle->buffers[i]) DRIVER(cuMemFree_v2(bundle->buffers[i]));
-        bundle->buffers[i] = 0;
+        size_t bytes = bundle->plan.buffer_bytes[i] * (size_t)images;
+        bundle->buffers[i] = end;
+        end += (bytes + BUFFER_ALIGNMENT - 1) / BUFFER_ALIGNMENT * BUFFER_ALIGNMENT;
+        if (end > MOST_WORKSPACE_BYTES) return farm_fail("out of memory");
     }
-    for (i = 0; i < bundle->plan.buffer_count; i++) {
-        CUdeviceptr buffer;
-        DRIVER(cuMemAlloc_v2(&buffer, bundle->plan.buffer_bytes[i] * (size_t)images));
-        bundle->buffers[i] = buffer;
-    }
-    bundle->reserved_images = images;
+    bundle->buffers[i] = end;
+    return 0;
+}
+
+/* The images of one pass, where the network is given so many. */
+static int64_t first_pass(const farm_bundle *bundle, int64_t images) {
+    return images < bundle->most_images ? images : bundle->most_images;
+}
+
+int farm_workspace_bytes(farm_bundle *bundle, int images, size_t *bytes) {
+    TRY(place_buffers(bundle, first_pass(bundle, images)));
+    *bytes = bundle->buffers[bundle->plan.buffer_count];
     return 0;
 }
 
 static int run_step(
     farm_bundle *bundle, int number, int64_t start, int64_t images, const CUdeviceptr *inputs,
-    const CUdeviceptr *outputs, CUstream stream) {
+    const CUdeviceptr *outputs, CUdeviceptr workspace, CUstream stream) {
     const farm_step *each = &bundle->plan.steps[number];
     const farm_port *ports;
     value values[MOST_ARGUMENTS] = {{0}};
@@ -761,7 +771,7 @@ static int run_step(
                 values[i].pointer = (given.kind == 'i' ? inputs : outputs)[given.value];
                 values[i].pointer += (CUdeviceptr)start * ports[given.value].image_bytes;
                 break;
-            case 'b': values[i].pointer = bundle->buffers[given.value]; break;
+            case 'b': values[i].pointer = workspace + bundle->buffers[given.value]; break;
             case 'c': values[i].pointer = bundle->constants + (CUdeviceptr)given.value; break;
             case 'n': values[i].number = (int32_t)rows; break;
             case 'f': values[i].bits = (uint32_t)given.value; break;
@@ -782,8 +792,9 @@ static int run_step(
         bundle, bundle->steps[number].function, each->grid, rows, block, 0, stream, values, each->count);
 }
 
-int farm_run(
-    farm_bundle *bundle, int images, const CUdeviceptr *inputs, const CUdeviceptr *outputs, CUstream stream) {
+int farm_run_in(
+    farm_bundle *bundle, int images, const CUdeviceptr *inputs, const CUdeviceptr *outputs, CUdeviceptr workspace,
+    CUstream stream) {
     const farm_plan *plan = &bundle->plan;
     int64_t start;
     int i;
@@ -794,14 +805,30 @@ int farm_run(
     for (i = 0; i < plan->input_count + plan->output_count; i++)
         if ((i < plan->input_count ? inputs[i] : outputs[i - plan->input_count]) % ALIGNMENT)
             return farm_fail("the network is given a pointer that is not a multiple of %d bytes", ALIGNMENT);
-    TRY(reserve(bundle, images < bundle->most_images ? images : bundle->most_images));
+    TRY(place_buffers(bundle, first_pass(bundle, images)));
     for (start = 0; start < images; start += bundle->most_images) {
-        int64_t count = images - start < bundle->most_images ? images - start : bundle->most_images;
+        int64_t count = first_pass(bundle, images - start);
         TRY(plan_fetches(bundle, count));
         for (i = 0; i < plan->step_count; i++) {
             TRY(fetch_with(bundle, i, stream));
-            TRY(run_step(bundle, i, start, count, inputs, outputs, stream));
+            TRY(run_step(bundle, i, start, count, inputs, outputs, workspace, stream));
         }
     }
     return end_fetches(bundle, stream);
+}
+
+int farm_run(
+    farm_bundle *bundle, int images, const CUdeviceptr *inputs, const CUdeviceptr *outputs, CUstream stream) {
+    size_t bytes = 0;
+    if (!bundle->plan.refused && images > 0) TRY(farm_workspace_bytes(bundle, images, &bytes));
+    if (bytes > bundle->workspace_bytes) {
+        CUdeviceptr made;
+        DRIVER(cuStreamSynchronize(NULL));
+        if (bundle->workspace) DRIVER(cuMemFree_v2(bundle->workspace));
+        bundle->workspace = bundle->workspace_bytes = 0;
+        DRIVER(cuMemAlloc_v2(&made, bytes));
+        bundle->workspace = made;
+        bundle->workspace_bytes = bytes;
+    }
+    return farm_run_in(bundle, images, inputs, outputs, bundle->workspace, stream);
 }

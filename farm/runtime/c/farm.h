@@ -64,10 +64,20 @@ int farm_output_count(const farm_bundle *bundle);
 const farm_port *farm_input(const farm_bundle *bundle, int number);
 const farm_port *farm_output(const farm_bundle *bundle, int number);
 
-/* Enqueues the whole network on a stream. The first call with a number of images allocates buffers, so that later ones
- * can be recorded as a CUDA graph. */
+/* Number of steps of the network: compiled layers, and kernels between them. */
+int farm_step_count(const farm_bundle *bundle);
+
+/* Enqueues the whole network on a stream. The first call with a number of images allocates memory for the tensors between
+ * the layers, so that later ones can be recorded as a CUDA graph. */
 int farm_run(
     farm_bundle *bundle, int images, const CUdeviceptr *inputs, const CUdeviceptr *outputs, CUstream stream);
+
+/* Enqueues the whole network, with the tensors between the layers in memory of the caller's: at a multiple of 16 bytes,
+ * and of as many bytes as farm_workspace_bytes gives. Work in one workspace must not overlap in time. */
+int farm_run_in(
+    farm_bundle *bundle, int images, const CUdeviceptr *inputs, const CUdeviceptr *outputs, CUdeviceptr workspace,
+    CUstream stream);
+int farm_workspace_bytes(farm_bundle *bundle, int images, size_t *bytes);
 
 #ifdef __cplusplus
 }
