@@ -15,7 +15,7 @@ from farm.errors import BundleError
 from farm.runtime.glue_kernels import glue_ptx
 from farm.runtime.lowering import RefusedError
 from farm.runtime.plan_text import PlannedLayer, grid_text, plan_lines, quote_name, read_plan, with_end
-from farm.runtime.planner import plan_network
+from farm.runtime.planner import Planned, plan_network
 
 LETTERS = {
     "input": "i",
@@ -47,40 +47,45 @@ def network_files(layers: Mapping[str, BundledLayer], network: bytes) -> Network
     If it has operators that the runtime does not run, the plan has the layers only, and names the operators. Raises
     BundleError for layers that no plan can describe.
     """
-    head = [PlannedLayer.of(layer).line() for layer in layers.values()]
-    code = [(number, each) for number, layer in enumerate(layers.values()) for each in (*layer.cubins, *layer.ptx)]
-    head += [_kernel_line(number, file, each) for file, (number, each) in enumerate(code)]
-    members: list[Member] = [each for _, each in code]
     try:
         planned = plan_network(read_network(network), {name: layer.spec for name, layer in layers.items()})
-        files = {GLUE: glue_ptx()} if planned.plan.uses_kernels else {}
-        if planned.constants:
-            files[CONSTANTS] = planned.constants
-        text = _text([*members, *map(_member, files, files.values())], [*head, *plan_lines(planned.plan, list(layers))])
-        _check_limits(text)
+        files = planned_files(layers, planned)
     except (RefusedError, CheckpointError) as error:
         reason = str(error).replace("\0", "")
-        text = _text(members, [*head, f"refused {quote_name(reason)}"])
+        text = _text(layers, {}, [f"refused {quote_name(reason)}"])
         read_plan(text)
         return NetworkFiles(network, {PLAN: text}, {"files": [asdict(_member(PLAN, text))], "refused": reason})
     if planned.constants:
         network = with_constants_beside(network, CONSTANTS, planned.offsets)
-    files[PLAN] = text
     return NetworkFiles(network, files, {"files": [asdict(_member(name, files[name])) for name in sorted(files)]})
 
 
-def _text(members: Sequence[Member], lines: Sequence[str]) -> bytes:
-    return with_end([*(f"file {each.bytes} {each.sha256} {each.path}" for each in members), *lines])
+def planned_files(layers: Mapping[str, BundledLayer], planned: Planned) -> dict[str, bytes]:
+    """The files by which a network runs, by name: its plan, and its constants and glue kernels if it has any.
 
-
-def _check_limits(text: bytes) -> None:
-    """Raises RefusedError for a network that is beyond the limits of a plan."""
+    Raises BundleError for layers that no plan can describe, RefusedError for a network beyond the limits of a plan.
+    """
+    files = {GLUE: glue_ptx()} if planned.plan.uses_kernels else {}
+    if planned.constants:
+        files[CONSTANTS] = planned.constants
+    text = _text(layers, files, plan_lines(planned.plan, list(layers)))
     try:
         read_plan(text)
     except BundleError as error:
         raise RefusedError(
             f"the network is beyond the runtime's limits ({error}): use farm run or farm.torch"
         ) from None
+    return files | {PLAN: text}
+
+
+def _text(layers: Mapping[str, BundledLayer], files: Mapping[str, bytes], lines: Sequence[str]) -> bytes:
+    """The plan of a network: its files, its layers and their kernels, and the lines of the network itself."""
+    code = [(number, each) for number, layer in enumerate(layers.values()) for each in (*layer.cubins, *layer.ptx)]
+    members = [*(each for _, each in code), *map(_member, files, files.values())]
+    head = [f"file {each.bytes} {each.sha256} {each.path}" for each in members]
+    head += [PlannedLayer.of(layer).line() for layer in layers.values()]
+    head += [_kernel_line(number, file, each) for file, (number, each) in enumerate(code)]
+    return with_end([*head, *lines])
 
 
 def _member(path: str, data: bytes) -> Member:
