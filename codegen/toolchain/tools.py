@@ -38,8 +38,6 @@ _WHEEL_FILES = {
 }
 _OUTPUT_BYTES = 2**20
 """Most bytes kept of a tool's stdout or stderr, from the beginning, where compilers name the cause."""
-_FILE_BYTES = 2**28
-"""Largest file that a tool may write."""
 _POLL_SECONDS = 0.1
 """Interval between checks for a cancelled tool."""
 
@@ -86,6 +84,8 @@ class ToolLimits:
     """Address space of each of its processes."""
     cpu_slots: Path | None = None
     """Folder of CPU slots, one of which the tool waits for; None to run at once."""
+    file_bytes: int = 2**28
+    """Largest file that it may write."""
 
 
 DEFAULT_LIMITS = ToolLimits()
@@ -143,7 +143,7 @@ def run_tool(argv: Sequence[str | Path], *, limits: ToolLimits, temp_folder: Pat
     """
     command = [str(part) for part in argv]
     memory_kib = _allowed(resource.RLIMIT_AS, limits.memory_bytes) // 1024
-    file_blocks = _allowed(resource.RLIMIT_FSIZE, _FILE_BYTES) // 512
+    file_blocks = _allowed(resource.RLIMIT_FSIZE, limits.file_bytes) // 512
     outer = ["setpriv", "--pdeathsig", "KILL", "sh", "-c", _OUTER, "sh", str(os.getpid())]
     paths = ["", ""] if temp_folder is None else [str(temp_folder), str(lock_of(temp_folder))]
     inner = [_INNER, str(memory_kib), str(file_blocks), *paths]
