@@ -24,8 +24,9 @@ from farm.torch.layer import Compute, forget, layers_on, prefetch_code, register
 from farm.torch.linear import own_gemm
 from farm.torch.operators import OPERATORS, PARAMETERS
 from farm.torch.pooling import own_max_pool
+from farm.torch.subgraphs import SUBGRAPH
 
-SEVERAL = ("GRU", "LSTM", "Split")
+SEVERAL = ("GRU", "LSTM", "Split", SUBGRAPH)
 """Operators with all outputs; of other operators only the first is computed."""
 PARTS = ("Slice", "Split")
 """Operators whose results are ranges of a larger tensor."""
@@ -172,17 +173,18 @@ class _Builder:
         return self._joined(node) if node.outputs[0] in self._places.joined else self._operator(node)
 
     def _writes_among_others(self, layer: str) -> bool:
-        return self._layers[layer].writes_among_others and not isinstance(self._compute[layer], nn.Module)
+        return not isinstance(self._compute[layer], nn.Module) and self._layers[layer].writes_among_others
 
     def _layer(self, node: NetworkNode) -> fx.Node:
         compute = self._compute[node.layer]
-        in_place = self._layers[node.layer].most_input_step > 0
+        bundled = self._layers.get(node.layer)  # None for a subgraph
+        in_place = bundled is not None and bundled.most_input_step > 0
         inputs = [self._contiguous(name, in_place=in_place) if name else None for name in node.inputs]
-        x, residual, gate = [*inputs, None, None][:3]
         if isinstance(compute, nn.Module):
             self._modules += 1
             self._root.add_module(f"layer_{self._modules}", compute)
-            return self._graph.call_module(f"layer_{self._modules}", (x, residual, gate))
+            return self._graph.call_module(f"layer_{self._modules}", (*inputs, *[None] * (3 - len(inputs))))
+        x, residual, gate = [*inputs, None, None][:3]
         number = register(self._layers[node.layer], compute)
         self._numbers.append(number)
         place = self._places.written.get(node.outputs[0])

@@ -1,7 +1,8 @@
 """A bundle as an AOTInductor package: one .pt2 file with the compiled layers, which runs without Python.
 
-AOTInductor makes C++ of the network around the layers, which calls each layer by a C function. A static library with
-these functions, the C runtime and the bundle is linked into the package's code.
+The C runtime runs subgraphs of the network. AOTInductor makes C++ of the operators between them, which calls each
+subgraph by a C function. An object file with this function, the C runtime and the subgraphs is linked into the
+package's code.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,18 +22,21 @@ from torch import nn
 
 import farm.runtime
 from codegen.errors import DeviceError
+from codegen.frontend.onnx.export.network import Network
 from codegen.frontend.onnx.export.residual_graph import Tensor
-from codegen.ir.layer_spec import LayerSpec
-from codegen.toolchain.tools import DEFAULT_LIMITS, run_tool
-from farm.bundle.reader import CONSTANTS, GLUE, PLAN, Bundle
-from farm.errors import BundleError, UsageError, printable
-from farm.runtime.plan_text import read_plan
+from codegen.toolchain.tools import ToolLimits, run_tool
+from farm.bundle.reader import Bundle
+from farm.errors import UsageError
+from farm.runtime.plan_files import planned_files
 from farm.torch.export import quiet, reason_of
 from farm.torch.layer import no_gpu_way_out, output_shape
 from farm.torch.module import module_of
+from farm.torch.subgraphs import Subgraph, divide
 
-LIBRARY = "farm_layers"
-"""Name of the static library, as a linker takes it."""
+OBJECT = "subgraphs.o"
+"""Name of the object file."""
+MOST_BYTES = 2**30
+"""Most bytes of subgraphs in a package: its code must reach all of it by 32-bit offsets."""
 SUFFIX = ".pt2"
 """Suffix that PyTorch demands of a package."""
 WAY_OUT = "load the bundle with farm.torch, or with the C runtime"
@@ -46,32 +50,42 @@ _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-r")
 """One object file, whose functions only the package's own code can call."""
 
 _OPERATORS = torch.library.Library("farm", "FRAGMENT")
-_OPERATORS.define("bundled_layer(Tensor x, Tensor? residual, Tensor? gate, int number, SymInt[] sizes) -> Tensor")
+_OPERATORS.define("subgraph(Tensor[] inputs, int number, SymInt[] sizes) -> Tensor[]")
 
 
-def _fake(
-    x: torch.Tensor, _residual: torch.Tensor | None, _gate: torch.Tensor | None, _number: int, sizes: Sequence[int]
-) -> torch.Tensor:
-    return x.new_empty(sizes)
+def _fake(inputs: Sequence[torch.Tensor], _number: int, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Outputs for `sizes`: for each output its number of dimensions and those."""
+    made = []
+    while sizes:
+        end = 1 + sizes[0]
+        made.append(inputs[0].new_empty(sizes[1:end]))
+        sizes = sizes[end:]
+    return made
 
 
-torch.library.register_fake("farm::bundled_layer", _fake)
+torch.library.register_fake("farm::subgraph", _fake)
 
 
-class LayerCall(nn.Module):
-    """A call of the layer with this number in its bundle's plan, for torch.export; it does not run in Python."""
+class SubgraphCall(nn.Module):
+    """A call of the subgraph with this number in the package, for torch.export; it does not run in Python."""
 
-    def __init__(self, spec: LayerSpec, number: int) -> None:
+    def __init__(self, subgraph: Subgraph, number: int) -> None:
         super().__init__()
-        self._spec = spec
+        self._subgraph = subgraph
         self._number = number
 
-    def forward(
-        self, x: torch.Tensor, residual: torch.Tensor | None = None, gate: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        sizes = output_shape(self._spec, x.shape)
-        made: torch.Tensor = torch.ops.farm.bundled_layer.default(x, residual, gate, self._number, sizes)
-        return made
+    def forward(self, *inputs: torch.Tensor | None) -> torch.Tensor | list[torch.Tensor]:
+        given = [each for each in inputs if each is not None]
+        sizes = [size for shape in self._shapes(given[0].shape) for size in (len(shape), *shape)]
+        made: list[torch.Tensor] = torch.ops.farm.subgraph.default(given, self._number, sizes)
+        return made[0] if len(made) == 1 else made
+
+    def _shapes(self, shape: Sequence[int]) -> list[Sequence[int]]:
+        """Shapes of the outputs, for that of the first input."""
+        if self._subgraph.layer is not None:
+            return [output_shape(self._subgraph.layer, shape)]
+        plan = self._subgraph.planned.plan
+        return [port.shape_of(shape[0] // plan.inputs[0].rows) for port in plan.outputs]
 
 
 @dataclass(frozen=True)
@@ -87,7 +101,7 @@ class Package:
 
 
 def write_package(bundle: Bundle, path: Path, device: str = "cuda") -> Package:
-    """Write the network of a bundle as a .pt2 package for GPUs like this machine's first; needs g++.
+    """Write the network of a bundle as a .pt2 package for GPUs of all its architectures; needs g++.
 
     Inputs must have no open sizes but the batch. Tests give another device, on which a driver is played. Raises
     DeviceError without a GPU, UsageError for a network that PyTorch cannot export and for an older PyTorch, BundleError
@@ -99,11 +113,16 @@ def write_package(bundle: Bundle, path: Path, device: str = "cuda") -> Package:
         raise UsageError(
             f"PyTorch {torch.__version__} makes no packages with PyTorch's own bits: install 2.10 or later"
         )
-    arch = _arch_of_gpu(bundle) if device == "cuda" else bundle.archs[-1]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            "AOTInductor needs this machine's GPU, and PyTorch finds none: "
+            f"{no_gpu_way_out()}. The C runtime runs bundles without an export"
+        )
     fresh = path.absolute().with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
     with TemporaryDirectory(prefix="farm-") as folder, quiet("torch._inductor"):
-        program, batch = _exported(bundle, device)
-        _build_library(bundle, arch, device, Path(folder))
+        network, subgraphs = divide(bundle.network, {name: each.spec for name, each in bundle.layers.items()})
+        program, batch = _exported(bundle, network, subgraphs, device)
+        _build(bundle, tuple(subgraphs.values()), device, Path(folder))
         made = _compiled(bundle, program, Path(folder, path.stem + SUFFIX), device)
         try:
             fresh.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +132,7 @@ def write_package(bundle: Bundle, path: Path, device: str = "cuda") -> Package:
             raise UsageError(f"{path} cannot be written ({error.strerror}): name another file") from None
         finally:
             fresh.unlink(missing_ok=True)
-    network, signature = bundle.network, program.graph_signature
+    signature = program.graph_signature
     return Package(
         path,
         batch,
@@ -122,32 +141,13 @@ def write_package(bundle: Bundle, path: Path, device: str = "cuda") -> Package:
     )
 
 
-def _arch_of_gpu(bundle: Bundle) -> str:
-    """Raises DeviceError without a GPU, and UsageError if the bundle has no code for it."""
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            "AOTInductor compiles for this machine's GPU, and PyTorch finds none: "
-            f"{no_gpu_way_out()}. The C runtime runs bundles without an export"
-        )
-    major, minor = torch.cuda.get_device_capability()
-    arch = f"sm_{major}{minor}"
-    if not all(layer.cubins_for(arch) for layer in bundle.layers.values()):
-        raise UsageError(
-            f"{bundle.path} has code for {', '.join(bundle.archs)} only, not for {torch.cuda.get_device_name()} "
-            f"({arch}): compile the model with --arch {arch}"
-        )
-    return arch
-
-
-def _exported(bundle: Bundle, device: str) -> tuple[torch.export.ExportedProgram, int | None]:
-    """The network with its layers as calls, and the only batch size that it takes, if there is one."""
-    network = bundle.network
-    numbers = {layer.name: i for i, layer in enumerate(read_plan(bundle.plan).layers)}
-    if missing := bundle.layers.keys() - numbers.keys():
-        raise BundleError(f"{bundle.path}: {PLAN} lacks the layer {printable(min(missing))}: fetch the bundle again")
+def _exported(
+    bundle: Bundle, network: Network, subgraphs: Mapping[str, Subgraph], device: str
+) -> tuple[torch.export.ExportedProgram, int | None]:
+    """The network with calls of its subgraphs, and the only batch size that it takes, if there is one."""
     if not all(isinstance(size, int) for each in network.inputs for size in each.shape[1:]):
         raise UsageError(f"{bundle.path} has open sizes besides the batch: compile the model with --input-shape")
-    calls = {name: LayerCall(layer.spec, numbers[name]) for name, layer in bundle.layers.items()}
+    calls = {name: SubgraphCall(each, number) for number, (name, each) in enumerate(subgraphs.items())}
     module = module_of(network, bundle.layers, calls).to(device).eval()
     fixed = [each.shape[0] for each in network.inputs if each.shape and isinstance(each.shape[0], int)]
     batch = bundle.manifest.batches[-1]
@@ -202,38 +202,54 @@ def _tensors(
     )
 
 
-def _build_library(bundle: Bundle, arch: str, device: str, folder: Path) -> None:
-    """Builds the static library: the function that computes layers, with the code for one architecture inside."""
-    archive = folder / "bundle.farm"
-    files = {PLAN: bundle.plan, CONSTANTS: bundle.constants, GLUE: bundle.glue}
-    files |= {each.path: bundle.cubin(each) for layer in bundle.layers.values() for each in layer.cubins_for(arch)}
-    with ZipFile(archive, "w") as packed:
-        for name, data in files.items():
-            packed.writestr(ZipInfo(name), data)
+def _build(bundle: Bundle, subgraphs: Sequence[Subgraph], device: str, folder: Path) -> None:
+    """Builds the object file: the function that runs subgraphs, with a bundle of each inside. Raises UsageError."""
+    for number, subgraph in enumerate(subgraphs):
+        layers = {name: bundle.layers[name] for name in subgraph.planned.plan.layers}
+        files = planned_files(layers, subgraph.planned)
+        code = (each for layer in layers.values() for each in (*layer.cubins, *layer.ptx))
+        with ZipFile(folder / f"{number}.farm", "w") as packed:
+            for name, data in {**{each.path: bundle.cubin(each) for each in code}, **files}.items():
+                packed.writestr(ZipInfo(name), data)
+    size = sum(each.stat().st_size for each in folder.glob("*.farm"))
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"{bundle.path} has {size / 2**20:,.0f} MiB of code, and a package holds {MOST_BYTES // 2**20:,} MiB: "
+            "compile the model for fewer architectures"
+        )
+    (folder / "bundles.S").write_text(_bundles(folder, len(subgraphs)))
     runtime = Path(farm.runtime.__file__).with_name("c")
-    sources = (*sorted(runtime.glob("*.c")), Path(__file__).with_name("layer_calls.c"))
-    defined = (f"-DENTRY={_function(device)}", f'-DBUNDLE="{archive}"', f"-I{runtime}")
-    run_tool(["gcc", *_FLAGS, *defined, *sources, "-o", folder / "layers.o"], limits=DEFAULT_LIMITS)
-    run_tool(["ar", "rcs", folder / f"lib{LIBRARY}.a", folder / "layers.o"], limits=DEFAULT_LIMITS)
+    sources = (*sorted(runtime.glob("*.c")), Path(__file__).with_name("subgraph_calls.c"), folder / "bundles.S")
+    defined = (f"-DENTRY={_function(device)}", f"-DSUBGRAPHS={len(subgraphs)}", f"-I{runtime}")
+    limits = ToolLimits(file_bytes=2 * MOST_BYTES)
+    run_tool(["gcc", *_FLAGS, *defined, *sources, "-o", folder / OBJECT], limits=limits)
+
+
+def _bundles(folder: Path, count: int) -> str:
+    """Assembler source: the bundles' files, and a table of their addresses."""
+    held = [f'bundle_{number}: .incbin "{folder}/{number}.farm"' for number in range(count)]
+    table = ", ".join([*(f"bundle_{number}" for number in range(count)), "bundles_end"])
+    head = [".section .rodata", *held, "bundles_end:", '.section .data.rel.ro, "aw"', ".balign 8"]
+    names = [".globl subgraph_bundles", ".hidden subgraph_bundles", f"subgraph_bundles: .quad {table}"]
+    return "\n".join([*head, *names, '.section .note.GNU-stack, "", @progbits', ""])
 
 
 def _function(device: str) -> str:
-    """The C function that computes a layer, as AOTInductor names it after the operator."""
-    return f"aoti_torch_{device}_bundled_layer"
+    """The C function that runs a subgraph, as AOTInductor names it after the operator."""
+    return f"aoti_torch_{device}_subgraph"
 
 
 def _compiled(bundle: Bundle, program: torch.export.ExportedProgram, path: Path, device: str) -> Path:
-    """Writes the package beside the static library. Raises UsageError."""
+    """Writes the package beside the object file. Raises UsageError."""
     from torch import _inductor
 
     declaration = (
-        f"AOTITorchError {_function(device)}(AtenTensorHandle, AtenTensorHandle*, AtenTensorHandle*, int64_t, "
-        "const int64_t*, int64_t, AtenTensorHandle*)"
+        f"AOTITorchError {_function(device)}(const AtenTensorHandle*, int64_t, int64_t, const int64_t*, int64_t, ...)"
     )
     settings: dict[str, Any] = {
-        f"aot_inductor.{_SHIMS}": {torch.ops.farm.bundled_layer.default: [declaration]},
+        f"aot_inductor.{_SHIMS}": {torch.ops.farm.subgraph.default: [declaration]},
         # PyTorch writes -l before this text, in a command that it splits as a shell does.
-        f"aot_inductor.{_LIBRARIES}": [f"{LIBRARY} {shlex.quote(f'-L{path.parent}')} -lcuda"],
+        f"aot_inductor.{_LIBRARIES}": [f":{OBJECT} {shlex.quote(f'-L{path.parent}')} -lcuda"],
         "aot_inductor.precompile_headers": False,  # takes longer for a single file
         **_inductor.list_mode_options(_MODE),
         "use_dce": True,  # an unused size would be a call that AOTInductor cannot make

@@ -2,7 +2,8 @@
  *
  * Code is `fake NAME LETTERS` (i, o, r, g are pointers, n and s numbers), or PTX, of whose entries the parameters are read.
  * Of an ELF file the arguments are not written down. The environment says the file (STUB_LOG), the architecture
- * (STUB_ARCH, as in 90), which call fails (STUB_FAIL) and whether streams are recorded (STUB_RECORDED).
+ * (STUB_ARCH, as in 90), which call fails (STUB_FAIL) and whether streams are recorded (STUB_RECORDED). A graph is a
+ * number, which its recording and its launches write down.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ typedef struct {
 } module;
 
 static int handles;
+static void *recorded; /* the stream that a graph is recorded of */
 static size_t allocated_bytes;
 
 static FILE *log_file(void) {
@@ -90,8 +92,32 @@ int cuStreamCreate(void **stream, unsigned flags) { (void)flags; return handle(s
 int cuStreamDestroy_v2(void *stream) { (void)stream; return 0; }
 int cuStreamSynchronize(void *stream) { (void)stream; return 0; }
 int cuStreamIsCapturing(void *stream, int *status) {
+    *status = getenv("STUB_RECORDED") != NULL || (stream && stream == recorded);
+    return 0;
+}
+int cuStreamBeginCapture_v2(void *stream, int mode) { (void)mode; recorded = stream; return fails("cuStreamBeginCapture_v2"); }
+int cuStreamEndCapture(void *stream, void **graph) {
     (void)stream;
-    *status = getenv("STUB_RECORDED") != NULL;
+    recorded = NULL;
+    handle(graph);
+    say("recorded %llu\n", (uintptr_t)*graph, 0);
+    return 0;
+}
+int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
+    (void)flags;
+    *made = graph;
+    return fails("cuGraphInstantiateWithFlags");
+}
+int cuGraphDestroy(void *graph) { (void)graph; return 0; }
+int cuGraphExecDestroy(void *graph) { say("dropped %llu\n", (uintptr_t)graph, 0); return 0; }
+int cuGraphLaunch(void *graph, void *stream) {
+    say("replay %llu %llu\n", (uintptr_t)graph, (uintptr_t)stream);
+    return fails("cuGraphLaunch");
+}
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) {
+    (void)stream;
+    memcpy((void *)(uintptr_t)to, (void *)(uintptr_t)from, bytes);
+    fprintf(log_file(), "copy p%llx p%llx %zu\n", (unsigned long long)to, (unsigned long long)from, bytes);
     return 0;
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
@@ -105,6 +131,7 @@ int cuEventRecord(void *event, void *stream) {
     return 0;
 }
 int cuEventDestroy_v2(void *event) { (void)event; return 0; }
+int cuEventSynchronize(void *event) { (void)event; return 0; }
 
 int cuModuleLoadData(module **loaded, const void *image) {
     /* Of a file with a variable, the tables of sections are behind everything else. */

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
@@ -20,10 +22,13 @@ from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
 from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
+from farm.runtime.hybrid import layer_plan
+from farm.runtime.planner import Planned
 from farm.torch import package as packages
 from farm.torch import write_package, write_triton_model
 from farm.torch.layer import forget, register
-from farm.torch.package import LayerCall, Package
+from farm.torch.package import Package, SubgraphCall
+from farm.torch.subgraphs import Subgraph, divide
 from farm.torch.triton import config_of
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import HERE, Played, build_driver
@@ -59,11 +64,15 @@ assert "farm" not in sys.modules
 
 @dataclass(frozen=True)
 class PackageRun:
-    """A call of a package in a process of its own."""
+    """Calls of a package in a process of its own."""
 
     stdout: str
     stderr: str
-    launches: list[list[str]]
+    lines: list[list[str]]
+    """What the driver was told."""
+
+    def told(self, *words: str) -> list[list[str]]:
+        return [line[1:] for line in self.lines if line[0] in words]
 
 
 @dataclass(frozen=True)
@@ -73,16 +82,28 @@ class PlayedPackage:
     """With Triton's model, and the driver."""
     made: Package
 
-    def call(self, *images: int, how: str = "plain", fail: str = "") -> PackageRun:
+    def call(
+        self, *images: int, how: str = "plain", fail: str = "", arch: int = 90, recorded: bool = False
+    ) -> PackageRun:
         log = self.folder / "log"
         log.write_text("")
-        played = {"STUB_LOG": str(log), "STUB_ARCH": "90", "STUB_FAIL": fail, "LD_LIBRARY_PATH": str(self.folder)}
+        played = {"STUB_LOG": str(log), "STUB_ARCH": str(arch), "STUB_FAIL": fail, "LD_LIBRARY_PATH": str(self.folder)}
+        if recorded:
+            played["STUB_RECORDED"] = "1"
         command = [sys.executable, "-c", CALL, self.made.path, how, *map(str, images)]
         done = subprocess.run(
             command, env={**os.environ, **played}, cwd=self.folder, capture_output=True, text=True, timeout=300
         )
-        lines = [line.split(" ") for line in log.read_text().splitlines()]
-        return PackageRun(done.stdout, done.stderr, [line[1:] for line in lines if line[0] == "launch"])
+        return PackageRun(done.stdout, done.stderr, [line.split(" ") for line in log.read_text().splitlines()])
+
+
+def gated_network(folder: Path) -> Path:
+    """Two subgraphs, of one layer and of four: between them is a mean, whose order of additions is PyTorch's."""
+    proto = onnx.load(squeeze_and_excitation(folder))
+    del proto.graph.node[-1]
+    proto.graph.node.extend([node("Conv", "sum last", "l", "last"), node("GlobalAveragePool", "l", "y")])
+    proto.graph.initializer.append(tensor("last", values(8, 8, 1, 1, seed=5)))
+    return save(folder, proto)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +113,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedPackage]:
     library = ["-Wl,-soname,libcuda.so.1", HERE / "stub_libcuda.c", folder / "pytorch.c", "-o", folder / "libcuda.so"]
     subprocess.run(["gcc", "-std=gnu11", "-shared", "-fPIC", *library], check=True)
     (folder / "libcuda.so.1").symlink_to("libcuda.so")
-    bundle = played_bundle(folder / "bundle.farm", squeeze_and_excitation(folder))
+    bundle = played_bundle(folder / "bundle.farm", gated_network(folder))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LIBRARY_PATH", str(folder))
         yield PlayedPackage(bundle, folder, write_triton_model(Bundle(bundle), folder / "model", "cpu"))
@@ -105,9 +126,9 @@ def test_a_package_launches_each_layer_as_the_c_runtime_does(played: PlayedPacka
     for images in (1, 3):
         assert runtime.run("c", played.bundle, images) == ""
         layers = [each for each in runtime.launches() if each.kernel == "conv2d"]
-        found = played.call(images)
-        assert [each[0] for each in found.launches] == ["conv2d"] * 4
-        for launch, expected in zip(found.launches, layers, strict=True):
+        found = played.call(images).told("launch")
+        assert [each[0] for each in found] == ["conv2d"] * 5
+        for launch, expected in zip(found, layers, strict=True):
             assert tuple(map(int, launch[1:8])) == expected.sizes
             assert [each[0] == "p" or each for each in launch[9:]] == [
                 each[0] == "p" or each for each in expected.arguments
@@ -115,25 +136,67 @@ def test_a_package_launches_each_layer_as_the_c_runtime_does(played: PlayedPacka
 
 
 def test_a_layer_gets_the_addresses_of_its_tensors_and_the_current_stream(played: PlayedPackage) -> None:
-    found = played.call(3)
+    found = played.call(3, recorded=True)
     address = "p" + found.stdout.split()[-1]
-    depthwise, squeeze, excite, project = (launch[9:] for launch in found.launches)
+    depthwise, squeeze, excite, project, last = (launch[9:] for launch in found.told("launch"))
     assert depthwise[0] == address
     assert squeeze[1] == excite[0]
-    x, _, residual, gate = project[:4]
+    x, sum_, residual, gate = project[:4]
     assert (x, residual, gate) == (depthwise[1], address, excite[1])
-    assert {int(launch[8]) for launch in found.launches} == {STREAM}
+    assert last[0] == sum_
+    assert {int(launch[8]) for launch in found.told("launch")} == {STREAM}
+
+
+def test_a_subgraph_of_several_steps_is_recorded_once_for_each_number_of_images(played: PlayedPackage) -> None:
+    found = played.call(3, 1, 3, 1)
+    assert len(found.told("recorded")) == 2
+    assert [graph for graph, _ in found.told("replay")] == [graph for (graph,) in found.told("recorded")] * 2
+    assert {int(stream) for _, stream in found.told("replay")} == {STREAM}
+    assert len([launch for launch in found.told("launch") if int(launch[8]) == STREAM]) == 4
+
+
+def test_a_recorded_subgraph_works_on_copies_of_its_tensors(played: PlayedPackage) -> None:
+    found = played.call(3)
+    depthwise, squeeze, excite, project, last = (launch[9:] for launch in found.told("launch"))
+    mean, features, x, output = found.told("copy")
+    assert (squeeze[0], project[0], project[2], last[1]) == (mean[0], features[0], x[0], output[1])
+    assert (features[1], x[1]) == (depthwise[1], depthwise[0])
+    assert [int(each[2]) for each in (mean, features, x, output)] == [3 * 8 * 4] + 3 * [3 * 8 * 36 * 4]
+    assert excite[1] == project[3]
+
+
+def test_more_images_than_before_get_new_memory_and_graphs(played: PlayedPackage) -> None:
+    found = played.call(1, 3, 1)
+    (first,), second, third = found.told("recorded")
+    assert found.told("dropped")[0] == [first]
+    assert [graph for graph, _ in found.told("replay")] == [first, *second, *third]
+
+
+@pytest.mark.parametrize("how", [{"recorded": True}, {"fail": "cuMemAlloc_v2"}])
+def test_a_stream_that_is_recorded_or_a_full_gpu_gets_single_launches(played: PlayedPackage, how: Any) -> None:
+    found = played.call(3, 3, **how)
+    assert found.stderr == ""
+    assert found.told("replay", "copy") == []
+    assert [int(launch[8]) for launch in found.told("launch")] == [STREAM] * 10
 
 
 def test_an_input_whose_elements_are_apart_is_copied(played: PlayedPackage) -> None:
     found = played.call(3, how="strided")
-    assert found.launches[0][9] != "p" + found.stdout.split()[-1]
+    assert found.told("launch")[0][9] != "p" + found.stdout.split()[-1]
+
+
+def test_a_package_holds_the_code_of_several_architectures(played: PlayedPackage) -> None:
+    assert played.call(1, arch=86).stderr == ""
+    assert (
+        "it has no code for this GPU (sm_75): compile the model with --arch sm_75 and fetch it again"
+        in played.call(1, arch=75).stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("how", "fail", "said"),
     [
-        ("wide", "", "farm: layer depthwise is given tensors of other sizes than its own"),
+        ("wide", "", "farm: x has another size than the model gives it"),
         ("plain", "cuLaunchKernel", "farm: cuLaunchKernel failed (CUDA_ERROR_UNSUPPORTED_PTX_VERSION)"),
         ("plain", "cuModuleLoadData", "cuModuleLoadData failed (CUDA_ERROR_UNSUPPORTED_PTX_VERSION)"),
     ],
@@ -179,15 +242,16 @@ def test_triton_has_not_every_data_type() -> None:
     ("spec", "shape"),
     [(Conv2d(2, 4, 5, 3, 3, 3), (7, 2, 4, 5)), (Conv2d(2, 1, 5, 3, 1, 3), (7, 2, 5)), (Linear(8, 4), (2, 3, 8))],
 )
-def test_a_call_is_traced_with_the_shape_that_the_layer_gives(spec: LayerSpec, shape: tuple[int, ...]) -> None:
+def test_a_layer_alone_is_traced_with_the_shape_that_it_gives(spec: LayerSpec, shape: tuple[int, ...]) -> None:
     number = register(BundledLayer("l", spec, False, ()), lambda *_: pytest.fail("is not run"))
     try:
         with FakeTensorMode():
             x = torch.empty(shape, dtype=torch.float16)
             expected = torch.ops.farm.layer(x, None, number)
-            found = LayerCall(spec, 0)(x)
+            found = SubgraphCall(Subgraph(("x",), ("y",), Planned(layer_plan("l", spec), b"", {}), spec), 0)(x)
     finally:
         forget(number)
+    assert isinstance(found, torch.Tensor)
     assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
 
 
@@ -196,7 +260,8 @@ def test_a_network_may_fix_its_batch(tmp_path: Path) -> None:
     for size, batch in (("N", None), (5, 5)):
         proto = model(nodes, [tensor("w", values(4, 2, 1, 1))], inputs=[info("x", (size, 2, 3, 3))])
         bundle = Bundle(played_bundle(tmp_path / f"{size}", save(tmp_path, proto)))
-        _, found = packages._exported(bundle, "cpu")
+        network, subgraphs = divide(bundle.network, {name: each.spec for name, each in bundle.layers.items()})
+        _, found = packages._exported(bundle, network, subgraphs, "cpu")
         assert found == batch
 
 
@@ -220,4 +285,12 @@ def test_without_a_gpu_the_way_out_is_named(played: PlayedPackage, tmp_path: Pat
 def test_an_older_pytorch_is_refused(played: PlayedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "_MODE", "mode of later releases")
     with pytest.raises(UsageError, match=r"makes no packages with PyTorch's own bits: install 2\.10 or later"):
+        write_package(Bundle(played.bundle), tmp_path / "model.pt2", "cpu")
+
+
+def test_more_code_than_a_package_holds_is_refused(
+    played: PlayedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "MOST_BYTES", 2**10)
+    with pytest.raises(UsageError, match=r"MiB of code, and a package holds 0 MiB: compile the model for fewer"):
         write_package(Bundle(played.bundle), tmp_path / "model.pt2", "cpu")
