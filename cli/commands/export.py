@@ -39,9 +39,8 @@ def export(
 ) -> int:
     """Write the network of a bundle as one file that PyTorch runs from C++ or Python, without farm.
 
-    Needs PyTorch 2.10 or later (extra `torch`), a C++ compiler, and a GPU like the one that is to run the package, as
-    AOTInductor cannot compile for another. The package has the compiled layers in it and takes any batch size that the
-    model leaves open.
+    Needs PyTorch 2.10 or later (extra `torch`), a C++ compiler and a GPU. The package has the compiled layers in it,
+    for all architectures of the bundle, and takes any batch size that the model leaves open.
     """
     from farm.bundle.reader import Bundle
     from farm.torch import write_package, write_triton_model
