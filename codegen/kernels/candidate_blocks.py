@@ -14,6 +14,12 @@ CLUSTER_PARTS = (2, 4)
 """Parts of a map too large for a block; a block then has one part of two images."""
 CLUSTER_THREADS = (64, 1024)
 """Least and most threads of a block."""
+LARGE_BLOCK_THREADS = 256
+"""Least threads of a block in a cluster of float32 that may have more than 48 KB of shared memory by prediction."""
+SPLIT_GROUPS = (8, 16, 24, 32, 40, 48, 64)
+"""Output channels of a K group of float32 with channels divided over a cluster."""
+SPLIT_THREADS, SPLIT_TILES = (32, 1024), 16
+"""Least threads of a block of a pointwise layer with them, most threads of any block; most tiles of a map."""
 
 
 def paired_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int, int]]:
@@ -74,3 +80,16 @@ def cluster_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
     for block in (*whole, *(parts if width * height > CLUSTER_THREADS[1] else ())):
         if CLUSTER_THREADS[0] <= math.prod(block) // least <= CLUSTER_THREADS[1]:
             yield block
+
+
+def split_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
+    """Width, height and images of a block of float32 in a cluster: parts of a map, all of it, or several small ones."""
+    height, width = geometry.positions_height, geometry.positions_width
+    if geometry.is_pointwise:
+        tiles = [(-(-width // n), 1) for n in range(1, min(SPLIT_TILES, -(-width // SPLIT_THREADS[0])) + 1)]
+    else:
+        tiles = [(width, -(-height // n)) for n in range(1, SPLIT_TILES // 2 + 1)]
+    for tile_width, tile_height in dict.fromkeys(tiles):
+        for images in (1, 2, 4, 8) if (tile_width, tile_height) == (width, height) else (1,):
+            if tile_width * tile_height * images <= SPLIT_THREADS[1]:
+                yield tile_width, tile_height, images

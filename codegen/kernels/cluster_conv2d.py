@@ -10,6 +10,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
+from codegen.kernels.candidate_blocks import SPLIT_GROUPS, split_blocks
 from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
 from codegen.kernels.convolution import block_region, map_parameters, staged_launch, used_rows
 from codegen.kernels.epilogue_ptx import added_instructions
@@ -27,12 +28,9 @@ SOURCE = "cluster_conv2d.cu"
 
 CLUSTERS = (8, 4, 2)
 """Blocks of a cluster: every GPU that has clusters takes eight."""
-GROUP_OUTPUTS = (8, 16, 24, 32, 40, 48, 64)
 CHUNKS = (8, 16, 32, 64)
 REFILLED_STAGES = 3
 """Chunks in flight where they are not all there at once."""
-LEAST_THREADS, MOST_THREADS, MOST_TILES = 32, 1024, 16
-"""Least threads of a block of a pointwise layer, most threads of any block, most tiles of a map."""
 LOOP_INSTRUCTIONS = 12.0
 """Code of the loop of one pointer."""
 
@@ -108,6 +106,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
     tile = tile_of(layer)
     values: dict[str, int | str] = {
         "LOOPED": 0,
+        "QUADS": 1,
         "EDGES": 0,
         "IMAGES": layer.tiling.images,
         "SHARE_CHANNELS": layer.streams.channels,
@@ -183,10 +182,10 @@ def workload(layer: TiledConvolution) -> Workload:
 def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     """Candidate tilings in a fixed order: all chunks of a block in shared memory at once, or three in flight."""
     geometry = layer.geometry
-    for width, height, images in _blocks(geometry):
+    for width, height, images in split_blocks(geometry):
         for cluster in CLUSTERS:
             share, rest = divmod(geometry.channels, cluster)
-            for outputs in GROUP_OUTPUTS if rest == 0 and share % QUAD == 0 else ():
+            for outputs in SPLIT_GROUPS if rest == 0 and share % QUAD == 0 else ():
                 if outputs % cluster or outputs >= geometry.output_channels + cluster:
                     continue
                 chunks = sorted({min(chunk, share) for chunk in CHUNKS if share % min(chunk, share) == 0})
@@ -198,16 +197,3 @@ def candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
                     yield every
                     if count > REFILLED_STAGES:
                         yield replace(every, stages=REFILLED_STAGES)
-
-
-def _blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
-    """Width, height and images of a block: parts of a map, all of it, or several small ones."""
-    height, width = geometry.positions_height, geometry.positions_width
-    if geometry.is_pointwise:
-        tiles = [(-(-width // n), 1) for n in range(1, min(MOST_TILES, -(-width // LEAST_THREADS)) + 1)]
-    else:
-        tiles = [(width, -(-height // n)) for n in range(1, MOST_TILES // 2 + 1)]
-    for tile_width, tile_height in dict.fromkeys(tiles):
-        for images in (1, 2, 4, 8) if (tile_width, tile_height) == (width, height) else (1,):
-            if tile_width * tile_height * images <= MOST_THREADS:
-                yield tile_width, tile_height, images

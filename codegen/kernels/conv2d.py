@@ -13,7 +13,15 @@ from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear, is_pooled, prepares
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
 from codegen.kernels.block_order import order_parameters
-from codegen.kernels.candidate_blocks import blocks, cluster_blocks, divisions, paired_blocks
+from codegen.kernels.candidate_blocks import (
+    LARGE_BLOCK_THREADS,
+    SPLIT_GROUPS,
+    blocks,
+    cluster_blocks,
+    divisions,
+    paired_blocks,
+    split_blocks,
+)
 from codegen.kernels.channel_gates import gate_loads, gate_parameters, with_gates
 from codegen.kernels.convolution import block_region, map_parameters, staged_launch, used_rows
 from codegen.kernels.geometry import Geometry
@@ -29,9 +37,9 @@ __all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources",
 ENTRY = "conv2d"
 SOURCE = "conv2d.cu"
 CLUSTERS = (2, 4, 8)
-"""Blocks of a cluster, in float16."""
+"""Blocks of a cluster."""
 CLUSTER_GROUPS = (64, 32, 16)
-"""Output channels of a K group with clusters."""
+"""Output channels of a K group with clusters, in float16."""
 CLUSTER_CHUNKS = (4, 8, 16, 32)
 """Channels of a chunk with clusters."""
 
@@ -56,8 +64,8 @@ def refusal(layer: LoweredConvolution, tiling: Tiling) -> str:
 
 def cluster_refusal(spec: LayerSpec, geometry: Geometry) -> str:
     """Why the channels of a layer cannot be divided among the blocks of a cluster by this kernel; empty if they can."""
-    if spec.data_type != "float16":
-        return f"it divides channels over clusters in float16 only, not in {spec.data_type}"
+    if spec.data_type == "bfloat16":
+        return "it divides channels over clusters in float16 and float32, not in bfloat16"
     if not isinstance(spec, Conv2d):
         return "transposed convolutions are not divided over clusters"
     if geometry.groups > 1 or geometry.patch_rows > 1:
@@ -296,11 +304,25 @@ def cluster_candidates(layer: LoweredConvolution) -> Iterator[Tiling]:
     geometry = layer.geometry
     if cluster_refusal(layer.spec, geometry):
         return
+    if layer.spec.data_type == "float32":
+        yield from _split_candidates(geometry)
+        return
     sizes = product(CLUSTER_GROUPS, list(cluster_blocks(geometry)), CLUSTERS, CLUSTER_CHUNKS)
     for outputs, (width, height, images), cluster, chunk in sizes:
         chunks, rest = divmod(geometry.channels, cluster * chunk)
         if chunks >= 2 and not rest:
             yield Tiling("conv2d", width, height, 1, outputs, chunk, 2, images=images, cluster=cluster)
+
+
+def _split_candidates(geometry: Geometry) -> Iterator[Tiling]:
+    """Candidates with clusters in float32: three chunks in flight, whose copies pass no registers."""
+    sizes = product(split_blocks(geometry), CLUSTERS, SPLIT_GROUPS, CLUSTER_CHUNKS)
+    for (width, height, images), cluster, outputs, chunk in sizes:
+        chunks, rest = divmod(geometry.channels, cluster * chunk)
+        if width * height * images < LARGE_BLOCK_THREADS or rest:
+            continue  # cluster_conv2d has fewer instructions
+        if chunks and outputs % cluster == 0 and outputs < geometry.output_channels + cluster:
+            yield Tiling("conv2d", width, height, 1, outputs, chunk, 3, images=images, cluster=cluster)
 
 
 def last_resort(layer: LoweredConvolution) -> Iterator[Tiling]:

@@ -40,6 +40,16 @@ CLUSTER_CASES: dict[str, Case] = {
         Tiling("conv2d", 8, 3, 1, 4, 4, 2, images=2, cluster=4, order="place"),
         batch=6,
     ),
+    "a cluster of four, channels apart in shared memory": _of_hopper(
+        Conv2d(48, 9, 11, 10, 3, 3, padding=PAD, epilogue=RESIDUAL),
+        Tiling("conv2d", 11, 5, 1, 8, 4, 3, cluster=4),
+        batch=2,
+    ),
+    "a cluster of two, several whole maps a block": _of_hopper(
+        Conv2d(32, 6, 6, 12, 3, 3, padding=PAD, epilogue=(Clip(low=0.0),)),
+        Tiling("conv2d", 6, 6, 1, 8, 8, 3, images=2, cluster=2),
+        batch=3,
+    ),
     "a cluster, dilation, a Clip": _of_hopper(
         Conv2d(16, 9, 12, 8, 3, 3, padding=(2, 3, 2, 3), dilation=(2, 3), epilogue=(Clip(-1.0, 1.0),)),
         Tiling("cluster_conv2d", 12, 5, 1, 8, 8, 2, cluster=2),

@@ -22,7 +22,7 @@ TILING = Tiling("conv2d", 28, 4, 1, 16, 8, 2)
         (SPEC, replace(TILING, kernel="linear"), "linear cannot compute .*: it is a convolution"),
         (SPEC, replace(TILING, kernel="direct_global", stages=0), "it is no 1x1 convolution"),
         (SPEC, replace(TILING, stages=0), "takes at least one stage"),
-        (SPEC, replace(TILING, cluster=4), "in float16 only, not in float32"),
+        (SPEC, replace(TILING, cluster=4, form="full"), "a full template has no clusters"),
         (SPEC, replace(TILING, kernel="cluster_conv2d"), "of which there must be several"),
         (SPEC, replace(TILING, kernel="cluster_conv2d", cluster=2, order="place"), "no other order"),
         (replace(SPEC, groups=4), replace(TILING, kernel="cluster_conv2d", cluster=2), "grouped convolution"),

@@ -6,8 +6,8 @@
 // is one output of every channel; in a transposed convolution UP_Y * UP_X neighbouring outputs, each with its own
 // weights. A thread owns one column and ROWS rows (in float16 of two images, or two columns of one) and keeps their
 // sums in registers. The input tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels,
-// STAGES deep; shared_input_tile.py has the layout of its words. In float16 the channels may be split over the blocks
-// of a cluster, as in cluster_conv2d.cu: blockIdx.z is then group times CLUSTER, plus rank. From an image of the output
+// STAGES deep; shared_input_tile.py has the layout of its words. The channels may be split over the blocks of a cluster,
+// as in cluster_conv2d.cu, not in bfloat16: blockIdx.z is then group times CLUSTER, plus rank. From an image of the output
 // to the next it is `output_step` elements: an output may be channels of a larger tensor, and by `input_step` the input
 // of a bounded layer too. The residual is contiguous.
 //

@@ -66,7 +66,7 @@ __device__ __forceinline__ void keep_until_read() {
 
 #if LOOPED
 #include "copy_loop.cuh"
-#elif CLUSTER > 1 && DATA_TYPE == FLOAT32
+#elif QUADS
 #include "cluster.cuh"
 #else
 // A thread's copies of every chunk. The part of an address that depends on the channel is an immediate of the
