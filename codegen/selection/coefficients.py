@@ -100,6 +100,8 @@ OF_FLOAT32 = StreamCoefficients(
     split_per_microsecond=45e3,
     memory_overlap=2.157,
     launch_microseconds=0.737,
+    exchange_clocks=4500.0,
+    exchanged_per_clock=12.0,
 )
 OF_FLOAT16 = replace(
     OF_FLOAT32,
@@ -132,7 +134,8 @@ class ClusterCoefficients:
     once_clocks: float
     """Clocks until the input is there, and for the last sums."""
     exchange_clocks: float
-    """Clocks of the exchange of sums in each round of blocks."""
+    exchanged_per_clock: float
+    """Clocks of the exchange of up to 48 KB of sums in each round of blocks, and further bytes per clock."""
     l2_bytes_per_microsecond: float
 
 
@@ -147,6 +150,7 @@ OF_CONVOLUTIONS = ClusterCoefficients(
     overlap=2.153,
     once_clocks=865.0,
     exchange_clocks=1124.0,
+    exchanged_per_clock=8.0,
     l2_bytes_per_microsecond=12.27e6,
 )
 OF_LINEAR_LAYERS = replace(
@@ -156,4 +160,5 @@ OF_LINEAR_LAYERS = replace(
     most_per_clock=0.1288,
     once_clocks=0.0,
     exchange_clocks=518.0,
+    exchanged_per_clock=math.inf,
 )

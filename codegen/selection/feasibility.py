@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from codegen.ir.layer_spec import Conv2d
 from codegen.kernels import AnyTiled
+from codegen.kernels.candidate_blocks import LARGE_BLOCK_THREADS
 from codegen.kernels.max_pool import has_whole_windows
 from codegen.kernels.register_budget import REGISTERS
 from codegen.kernels.streams import fits
@@ -51,6 +53,8 @@ def block_fits(layer: AnyTiled, device: DeviceModel = REFERENCE, *, measured: bo
 
 
 def _shared_limit(layer: AnyTiled, measured: bool) -> int:
-    if measured or layer.tiling.kernel == "table_conv2d":
+    tiling = layer.tiling
+    large = tiling.cluster > 1 and isinstance(layer.spec, Conv2d) and layer.threads >= LARGE_BLOCK_THREADS
+    if measured or tiling.kernel == "table_conv2d" or (large and layer.spec.data_type == "float32"):
         return BLOCK_SHARED_BYTES
-    return CLUSTER_SHARED_BYTES if layer.tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES
+    return CLUSTER_SHARED_BYTES if tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES

@@ -16,8 +16,11 @@ from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
 from codegen.ir.tiling import Tiling
 from codegen.kernels import products_together, tiled
 from codegen.kernels.weight_stream import slots, values
+from codegen.kernels.workload import SHARED_BYTES
 from codegen.sass.qualification import assembler_for
 from codegen.selection.choose import choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.selection.cost_model import predict_microseconds
+from codegen.target.device_model import typical_device
 from codegen.verification.compare import sample_blocks
 from farm.cuda.measure.workload import Choice, model_cases
 from farm.jobs.model import BuildOptions
@@ -54,7 +57,7 @@ def test_deep_layers_of_one_image_use_clusters_if_the_architecture_has_them(name
     assert choose_tiling(spec, 1, nonzeros).cluster == 1
     with_clusters = ranked_tilings(spec, 1, nonzeros, clusters=True)
     assert with_clusters[0] == choose_tiling(spec, 1, nonzeros, clusters=True)
-    others = [each for each in with_clusters if each.kernel == "conv2d" and each.order == "group"]
+    others = [each for each in with_clusters if each.kernel == "conv2d" and each.order == "group" and each.cluster == 1]
     assert tuple(others) == ranked_tilings(spec, 1, nonzeros)
 
 
@@ -76,7 +79,7 @@ def test_linear_layers_of_few_rows_use_clusters_if_the_architecture_has_them(spe
 
 @pytest.mark.parametrize("spec", [SHALLOW, *DEEP.values()], ids=["64 x 56 x 56", *DEEP])
 def test_large_batches_and_shallow_layers_are_not_split(spec: LayerSpec) -> None:
-    for batch in (64, 256) if spec != SHALLOW else (1, 64):
+    for batch in (256, 1024) if spec != SHALLOW else (1, 64):
         nonzeros = tenth(spec)
         assert choose_tiling(spec, batch, nonzeros, clusters=True).cluster == 1
 
@@ -89,6 +92,25 @@ def test_clusters_are_ranked_only_for_few_positions() -> None:
 
     assert looked_at(16) == {True, False}
     assert looked_at(64) == {False}
+
+
+def test_only_large_blocks_of_a_cluster_have_more_than_48_kilobytes_by_prediction() -> None:
+    spec = DEEP["256 x 14 x 14"]
+    ranked = [tiled(spec, each) for each in ranked_tilings(spec, 8, tenth(spec), clusters=True) if not each.reads_table]
+    large = [each for each in ranked if each.launch.shared_bytes > SHARED_BYTES]
+    assert {each.tiling.kernel for each in large} == {"conv2d", "cluster_conv2d"}
+    assert all(each.tiling.cluster > 1 and each.threads >= 256 for each in large)
+    small = ranked_tilings(spec, 8, tenth(spec), clusters=True, device=typical_device("sm_120"))
+    assert max(tiled(spec, each).launch.shared_bytes for each in small) <= 99 * 1024
+
+
+def test_more_clusters_than_run_at_once_take_another_round() -> None:
+    spec = DEEP["256 x 14 x 14"]
+    split = Tiling("cluster_conv2d", 14, 14, 1, 40, 16, 3, images=4, cluster=8)
+    fourteen, sixteen = (
+        predict_microseconds(tiled(spec, replace(split, group_outputs=outputs)), 8, 0.1) for outputs in (40, 32)
+    )
+    assert sixteen > 1.3 * fourteen
 
 
 @pytest.mark.parametrize("name", DEEP)

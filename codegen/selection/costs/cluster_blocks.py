@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from codegen.kernels.register_budget import allocated
+from codegen.kernels.workload import SHARED_BYTES
 from codegen.selection import coefficients
 from codegen.selection.coefficients import ClusterCoefficients
 from codegen.selection.costs.launch import PlannedLaunch
@@ -18,9 +19,7 @@ def cluster_conv2d_microseconds(planned: PlannedLaunch) -> float:
     """The time of one launch of cluster_conv2d."""
     x, y, streams = planned.grid
     cluster = planned.layer.tiling.cluster
-    here = math.ceil(x * y * streams / planned.device.multiprocessors)
-    if planned.batch == 1:  # the clusters that run at once were measured for one image only
-        here = math.ceil(x * y * streams / cluster / clusters_at_once(planned.device, cluster))
+    here = math.ceil(x * y * streams / cluster / clusters_at_once(planned.device, cluster))
     of = scaled_cluster(coefficients.OF_CONVOLUTIONS, planned.device)
     return _microseconds(planned, of, here, of.warp_clocks, max(1, planned.layer.tiling.stages - 1))
 
@@ -57,5 +56,6 @@ def _microseconds(planned: PlannedLaunch, of: ClusterCoefficients, here: int, wa
         stream.chunks * rounds * of.copy_clocks / ahead,
     )
     clocks = norm(terms, of.overlap) + of.once_clocks + (of.exchange_clocks + stream.chunks * of.chunk_clocks) * rounds
+    clocks += max(0, 4 * workload.sums * workload.threads - SHARED_BYTES) * here / of.exchanged_per_clock
     l2 = (x * y * streams * workload.tile_bytes + planned.batch * workload.output_bytes) / of.l2_bytes_per_microsecond
     return clocks / clocks_per_microsecond(planned.device) + l2 + coefficients.OF_FLOAT32.launch_microseconds
