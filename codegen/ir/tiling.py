@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+LARGE_BLOCK = 320
+"""Fewest threads of a large block of a linear layer."""
+
 KernelName = Literal["conv2d", "linear", "cluster_conv2d", "direct_global", "table_linear", "table_conv2d"]
 """The GPU kernels of `codegen/kernels`, one module and one CUDA source each."""
 Form = Literal["rolled", "full"]
@@ -59,6 +62,11 @@ class Tiling:
     def reads_table(self) -> bool:
         """Whether the weights are a table in global memory and not immediates in the code."""
         return self.kernel in ("table_linear", "table_conv2d")
+
+    @property
+    def is_large(self) -> bool:
+        """Whether blocks of a linear layer are large, for many rows: their chunks need an opt-in to shared memory."""
+        return self.kernel == "linear" and self.tile_width >= LARGE_BLOCK
 
     @property
     def splits_streams(self) -> bool:

@@ -9,6 +9,7 @@ from codegen.ir.launch import GridSize, Launch, tensors_of
 from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import weight_stream
+from codegen.kernels.block_order import order_parameters
 from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredLinear, TiledLinear
@@ -28,6 +29,19 @@ CLUSTER_GROUPS = (8, 16, 24, 32, 40, 48, 64)
 """Outputs of a K group with clusters."""
 CLUSTER_CHUNKS = (1, 2, 4, 8, 16)
 """Chunks of the inputs of a block of a cluster."""
+LARGE_BLOCKS: dict[str, tuple[tuple[int, tuple[int, ...]], ...]] = {
+    "float32": ((320, (48, 64, 96)), (384, (96,)), (416, (48, 64, 96))),
+    "float16": ((320, (32, 48, 64)), (384, (32, 48, 64))),
+}
+"""Threads of large blocks with all inputs, and outputs of their K groups: others were slower, or spill registers."""
+DIVIDED_BLOCKS = ((320, (48, 64)), (416, (48, 64)))
+"""Threads and outputs of large blocks that share the inputs in a cluster."""
+DIVIDED_CLUSTERS = (2, 4)
+"""Large blocks of a cluster: eight gained nothing."""
+DIVIDED_INPUTS = 256
+"""Fewest inputs of a large block of a cluster: with fewer, the exchange of sums takes longer than it saves."""
+LARGE_CHUNKS = {"float32": 32, "float16": 64}
+"""Inputs of a chunk of large blocks."""
 REFILLED_STAGES = 3
 """Chunks in flight where they are not all in shared memory at once."""
 LOOPED_CHANNELS = 64
@@ -53,8 +67,6 @@ def refusal(layer: LoweredLinear, tiling: Tiling) -> str:
         return "its input goes through shared memory, which takes at least one stage"
     if tiling.listed:
         return "its columns cannot be listed"
-    if tiling.order != "group":
-        return "the blocks of a linear layer have no other order"
     if tiling.form != "rolled":
         return "it has no full template"
     return cluster_refusal(layer.spec) if tiling.cluster > 1 else ""
@@ -84,7 +96,7 @@ def unit(layer: TiledLinear) -> int:
 def is_looped(layer: TiledLinear) -> bool:
     """Whether the kernel copies in a loop: a thread then has the same elements of every n-th row."""
     tiling = layer.tiling
-    return tiling.rows == 1 and (tiling.chunk_channels >= LOOPED_CHANNELS or tiling.cluster > 1)
+    return tiling.rows == 1 and (tiling.chunk_channels >= LOOPED_CHANNELS or tiling.cluster > 1 or tiling.is_large)
 
 
 def row_words(layer: TiledLinear) -> int:
@@ -99,13 +111,22 @@ def shared_words(layer: TiledLinear) -> int:
     """Words of shared memory: chunks, or afterwards sums that other blocks or other threads of the block read."""
     tiling = layer.tiling
     chunks = tiling.rows * min(tiling.stages, layer.streams.chunks) * row_words(layer)
-    left = tiling.rows * tiling.group_outputs if tiling.cluster > 1 else _left_words(layer)
+    left = tiling.rows * tiling.group_outputs if _own_rows(tiling) else _left_words(layer)
     return tiling.tile_width * max(chunks, left)
 
 
+def _own_rows(tiling: Tiling) -> bool:
+    """Whether each thread stores outputs of its own row: in small blocks of a cluster, for few rows."""
+    return tiling.cluster > 1 and not tiling.is_large
+
+
 def _left_words(layer: TiledLinear) -> int:
-    """Words from a thread's outputs in shared memory to the next thread's: odd, so that lanes meet no bank twice."""
-    return min(layer.tiling.group_outputs, WARP) | 1
+    """Words from a thread's outputs in shared memory to the next thread's: odd, so that lanes meet no bank twice.
+
+    With clusters all its outputs are there at once, for the other blocks.
+    """
+    outputs = layer.tiling.group_outputs
+    return (pairs(layer) * outputs if layer.tiling.cluster > 1 else min(outputs, WARP)) | 1
 
 
 def _lanes(layer: TiledLinear) -> int:
@@ -128,8 +149,13 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
 
 
 def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
-    """The outputs of the block with these rows and this stream; its rows may reach beyond the batch."""
-    return region_of_rows(layer, block, block_rows(layer))
+    """The outputs of the block with these rows and this stream; its rows may reach beyond the batch.
+
+    A large block of a cluster stores some rows of the cluster's.
+    """
+    x, y, stream = block
+    shares = layer.streams.shares // layer.streams.storing_shares
+    return region_of_rows(layer, (x * shares + stream % shares, y, stream), block_rows(layer) // shares)
 
 
 def region_of_rows(layer: TiledLinear, block: tuple[int, int, int], rows: int) -> Region:
@@ -161,6 +187,9 @@ def sources(layer: TiledLinear) -> dict[str, str]:
         "PAIR_OFFSET": "THREADS * ROWS * CHANNELS",
         "LANES": _lanes(layer),
         "LEFT_WORDS": _left_words(layer),
+        "OWN_ROWS": int(_own_rows(layer.tiling)),
+        "LARGE": int(layer.tiling.is_large),
+        **order_parameters(layer),
     }
     return {
         "parameters.h": weight_stream.parameters(layer, values),
@@ -169,7 +198,7 @@ def sources(layer: TiledLinear) -> dict[str, str]:
             layer, lambda tap: ("in", f"{tap.row} * THREADS * ROW_WORDS + {tap.channel}")
         ),
         "accumulate.h": weight_stream.accumulate(layer),
-        "epilogue.h": _cluster_stores(layer) if layer.tiling.cluster > 1 else _exchanged_stores(layer),
+        "epilogue.h": _stores(layer),
     }
 
 
@@ -180,8 +209,14 @@ def _rows(layer: TiledLinear) -> Iterator[tuple[int, str]]:
             yield p * pairs(layer) + q, f"{p + q * layer.tiling.rows} * THREADS"
 
 
-def _cluster_stores(layer: TiledLinear) -> str:
-    """Lines of a block of a cluster: each thread stores outputs of its own row."""
+def _stores(layer: TiledLinear) -> str:
+    if layer.tiling.cluster == 1:
+        return _exchanged_stores(layer)
+    return _row_share_stores(layer) if layer.tiling.is_large else _own_row_stores(layer)
+
+
+def _own_row_stores(layer: TiledLinear) -> str:
+    """Lines of a small block of a cluster: each thread stores outputs of its own row."""
     outputs = range(layer.streams.stored_outputs)
     return weight_stream.rolled_epilogue(
         [
@@ -190,6 +225,27 @@ def _cluster_stores(layer: TiledLinear) -> str:
             for k in outputs
         ]
     )
+
+
+def _row_share_stores(layer: TiledLinear) -> str:
+    """Lines that leave all outputs in shared memory, add up those of all blocks for some rows, and store these."""
+    cluster, count, lanes = layer.tiling.cluster, layer.tiling.group_outputs, _lanes(layer)
+    lines = ["MEET;"]
+    for half in range(pairs(layer)):
+        lines += [f'LEAVE({half}, {k}, "{immediate(FIRST_BIAS + k)}", {half * count + k});' for k in range(count)]
+    lines += ["MEET_CLUSTER;", *(f"FIND({block});" for block in range(cluster))]
+    places = range(0, WARP * pairs(layer) // cluster, WARP // lanes)
+    together = max(1, TAKEN_TOGETHER * 2 // cluster)
+    for first in range(0, count, WARP):
+        lines.append(f"{{ const int to_store = ROWS_TO_STORE(0, {first}, {min(WARP, count - first)});")
+        for top in range(0, len(places), together):
+            taken = places[top : top + together]
+            lines += [f"TAKE({r}, {block}, {first});" for r in taken for block in range(cluster)]
+            for r in taken:
+                lines += [f"ADD_UP({r}, {block});" for block in range(1, cluster)]
+                lines.append(f"GIVE({r}, {first});")
+        lines.append("}")
+    return "\n".join(lines) + "\n"
 
 
 def _exchanged_stores(layer: TiledLinear) -> str:
@@ -216,13 +272,13 @@ def workload(layer: TiledLinear) -> Workload:
     spec, tiling, chunks = layer.spec, layer.tiling, layer.streams.chunks
     sums, inputs = tiling.rows * tiling.group_outputs, layer.streams.channels
     rows, added = tiling.rows * pairs(layer), added_instructions(spec.epilogue)
-    if tiling.cluster > 1:
+    if _own_rows(tiling):
         left = taken = 0
         stores = exchange_instructions(sums, tiling.cluster, pairs(layer))
         stores += rows * layer.streams.stored_outputs * (1 + added)
     else:
         left, taken = rows * tiling.group_outputs, rows * -(-tiling.group_outputs // WARP) * _lanes(layer)
-        stores = left + taken * (TAKE_INSTRUCTIONS + added)
+        stores = left + taken + taken // tiling.cluster * (TAKE_INSTRUCTIONS - 1 + added)
     adds_up = pairs(layer) == 2 and tiling.accumulate == "float32" and tiling.cluster == 1
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Workload(
@@ -284,6 +340,25 @@ def cluster_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
                     yield Tiling("linear", threads, 1, 1, outputs, chunk, count + 1, cluster=cluster)
                     if count >= REFILLED_STAGES:
                         yield Tiling("linear", threads, 1, 1, outputs, chunk, REFILLED_STAGES, cluster=cluster)
+
+
+def large_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
+    """Candidate tilings of large blocks, in a fixed order, for architectures that have clusters."""
+    spec, packed = layer.spec, layer.spec.data_type == "float16"
+    if spec.data_type == "bfloat16" or spec.inputs < (chunk := LARGE_CHUNKS[spec.data_type]):
+        return
+    for threads, groups in LARGE_BLOCKS[spec.data_type]:
+        for outputs in groups:
+            yield Tiling("linear", threads, 1, 1, outputs, chunk, stages=2)
+            if not packed:
+                yield Tiling("linear", threads, 1, 1, outputs, chunk, stages=2, order="place")
+    if not packed and spec.outputs > spec.inputs:
+        return  # the blocks would exchange more sums than they save inputs
+    for threads, groups in DIVIDED_BLOCKS:
+        for outputs in groups:
+            for cluster in DIVIDED_CLUSTERS:
+                if spec.inputs >= DIVIDED_INPUTS * cluster:
+                    yield Tiling("linear", threads, 1, 1, outputs, chunk, 2 if packed else 3, cluster=cluster)
 
 
 def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:

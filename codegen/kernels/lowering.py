@@ -75,8 +75,8 @@ class Lowered(Generic[Spec]):
     """Why the other kernels cannot."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
-    _streams: dict[tuple[int, int, int], Streams] = field(default_factory=dict, repr=False, compare=False)
-    """Streams of earlier tilings, by outputs of a group, channels of a chunk and blocks of a cluster."""
+    _streams: dict[tuple[int, int, int, bool], Streams] = field(default_factory=dict, repr=False, compare=False)
+    """Streams of earlier tilings, by outputs of a group, channels of a chunk, blocks of a cluster and their size."""
     _workloads: dict[tuple[object, ...], Workload] = field(default_factory=dict, repr=False, compare=False)
     """Workloads of earlier tilings without clusters: they depend on neither stages nor order."""
 
@@ -114,7 +114,7 @@ class Tiled(Generic[Spec]):
     def streams(self) -> Streams:
         """The instruction streams of the K groups."""
         tiling, all_streams = self.tiling, self.layer._streams
-        key = (tiling.group_outputs, tiling.chunk_channels, tiling.cluster)
+        key = (tiling.group_outputs, tiling.chunk_channels, tiling.cluster, tiling.is_large)
         if (streams := all_streams.get(key)) is None:
             streams = all_streams[key] = Streams.of(self.geometry, tiling)
         return streams
@@ -186,7 +186,9 @@ class Tiled(Generic[Spec]):
 
     @property
     def threads(self) -> int:
-        """Threads per block of a convolution."""
+        """Threads per block of a convolution; 0 of large blocks, which exchange biased outputs instead of sums."""
+        if self.tiling.is_large:
+            return 0
         return self.tiling.tile_width * self.tiling.tile_height * self.word_images
 
     @cached_property

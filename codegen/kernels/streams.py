@@ -22,7 +22,7 @@ class Streams:
     so small that a stream serves them together.
 
     With clusters a K group has several streams, its shares, which are neighbours: each has some of the channels for all
-    output channels of the group, and stores some of the output channels.
+    output channels of the group. Each stores some of the output channels; a large block all, for some of the rows.
     """
 
     span_channels: int
@@ -35,6 +35,8 @@ class Streams:
     """Turns of the loop over channels."""
     shares: int = 1
     """Streams of a K group."""
+    storing_shares: int = 1
+    """Streams of a K group that store different output channels."""
 
     @staticmethod
     def of(geometry: Geometry, tiling: Tiling) -> Streams:
@@ -50,6 +52,7 @@ class Streams:
             chunk_channels=tiling.chunk_channels,
             chunks=-(-channels // tiling.chunk_channels),
             shares=tiling.cluster,
+            storing_shares=1 if tiling.is_large else tiling.cluster,
         )
 
     @property
@@ -69,17 +72,25 @@ class Streams:
     @property
     def stored_outputs(self) -> int:
         """Output channels that a stream stores."""
-        return self.group_outputs // self.shares
+        return self.group_outputs // self.storing_shares
 
     def first_output(self, stream: int) -> int:
         """The first output channel that a stream stores."""
         group, share = divmod(stream, self.shares)
         span, within = divmod(group, self.streams_per_span)
-        return span * self.span_outputs + within * self.group_outputs + share * self.stored_outputs
+        first = span * self.span_outputs + within * self.group_outputs
+        return first + share % self.storing_shares * self.stored_outputs
 
     def stored(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Values of the output channels [K] as [streams, stored_outputs], zero beyond the last output channel."""
-        return self.by_stream(values).reshape(self.count, self.stored_outputs)
+        by_stream = self.by_stream(values).reshape(-1, self.stored_outputs)
+        return np.repeat(by_stream, self.shares // self.storing_shares, axis=0)
+
+    @property
+    def adds_bias(self) -> NDArray[np.bool_]:
+        """[streams]: whether a stream adds the biases of the output channels it stores: one stream of each."""
+        first: NDArray[np.bool_] = np.arange(self.count) % (self.shares // self.storing_shares) == 0
+        return first
 
     def by_stream(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
         """Values of the output channels [K, ...] as [K groups, group_outputs, ...], zero beyond the last one.

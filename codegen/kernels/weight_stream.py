@@ -142,9 +142,10 @@ def values(layer: AnyTiled, weights: Weights) -> Values:
     by_chunk = by_chunk.transpose(0, 3, 1, 2, 4, 5, 6)  # the shares of a K group are neighbours
     copies = by_chunk.reshape(streams.count, streams.chunks, -1)
     phases = geometry.phase_count
+    biases = np.where(streams.adds_bias[:, np.newaxis], streams.stored(weights.bias), 0)
     return Values(
         weights=np.asarray(copies[:, :, slots(layer).weights], dtype=np.float32),
-        biases=np.repeat(np.asarray(streams.stored(weights.bias), dtype=np.float32), phases, axis=1),
+        biases=np.repeat(np.asarray(biases, dtype=np.float32), phases, axis=1),
         exists=np.repeat(streams.stored(np.ones(geometry.output_channels, dtype=np.bool_)) != 0, phases, axis=1),
         bounds=_bounds(layer, weights),
     )
@@ -243,8 +244,11 @@ def rolled_body(layer: AnyTiled, address: Address, before: Callable[[Sequence[Ta
 
 
 def accumulate(layer: AnyTiled) -> str:
-    """The text of accumulate.h: adds every packed sum of a float16 layer to a float32 sum; empty with clusters."""
-    if layer.tiling.cluster > 1:
+    """The text of accumulate.h: adds every packed sum of a float16 layer to a float32 sum.
+
+    Empty with clusters, whose blocks exchange packed sums unless they are large.
+    """
+    if layer.tiling.cluster > 1 and not layer.tiling.is_large:
         return ""
     return "".join(f"ACCUMULATE({p}, {j})\n" for p in range(layer.tiling.rows) for j in range(layer.sums))
 

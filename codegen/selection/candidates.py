@@ -11,9 +11,10 @@ from codegen.ir.tiling import KernelName, Tiling
 from codegen.kernels import cluster_conv2d, conv2d, direct_global, linear, table_conv2d, table_linear
 from codegen.kernels.lowering import Lowered
 
-Family = Literal["staged", "clusters", "direct", "tables"]
-"""staged: inputs through shared memory; clusters: the same, channels divided among the blocks of a cluster; direct:
-inputs straight from global memory; tables: weights in a table. One family is compared by one rule."""
+Family = Literal["staged", "large", "clusters", "direct", "tables"]
+"""staged: inputs through shared memory; large: the same in blocks of linear layers that need more of it; clusters: the
+same, channels divided among the blocks of a cluster; direct: inputs straight from global memory; tables: weights in a
+table. One family is compared by one rule."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Generator:
 GENERATORS = (
     Generator("conv2d", "staged", conv2d.candidates),
     Generator("linear", "staged", linear.candidates),
+    Generator("linear", "large", linear.large_candidates),
     Generator("conv2d", "clusters", conv2d.cluster_candidates),
     Generator("linear", "clusters", linear.cluster_candidates),
     Generator("cluster_conv2d", "clusters", cluster_conv2d.candidates),

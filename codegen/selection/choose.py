@@ -29,7 +29,8 @@ UNEVEN = 1.25
 """Factor on the limits of a K group for the largest one of unevenly pruned weights."""
 CODE_BYTES = 16_000_000
 """Default limit of the machine code of one layer."""
-BATCH_BANDS = tuple(1 << i for i in range(13))
+BATCH_BANDS = (*(1 << i for i in range(18)), *(49 << i for i in range(2, 13)))
+"""Powers of two and, beyond 128, the rows of maps of 7 x 7, 14 x 14 and so on: one tile more may be a wave more."""
 DENSITY_BANDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
 
 

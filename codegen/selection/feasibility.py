@@ -55,6 +55,7 @@ def block_fits(layer: AnyTiled, device: DeviceModel = REFERENCE, *, measured: bo
 def _shared_limit(layer: AnyTiled, measured: bool) -> int:
     tiling = layer.tiling
     large = tiling.cluster > 1 and isinstance(layer.spec, Conv2d) and layer.threads >= LARGE_BLOCK_THREADS
-    if measured or tiling.kernel == "table_conv2d" or (large and layer.spec.data_type == "float32"):
+    large = tiling.is_large or (large and layer.spec.data_type == "float32")
+    if measured or large or tiling.kernel == "table_conv2d":
         return BLOCK_SHARED_BYTES
     return CLUSTER_SHARED_BYTES if tiling.cluster > 1 and layer.spec.data_type == "float16" else SHARED_BYTES

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Protocol
 
 from codegen.ir.layer_spec import Conv2d, LayerSpec
@@ -13,6 +14,7 @@ from codegen.ir.tiling import Tiling
 from codegen.kernels import AnyTiled, Lowered, lower
 from codegen.selection.candidates import candidates
 from codegen.selection.cost_model import predict_microseconds
+from codegen.selection.costs.cluster_blocks import FEW_ROWS
 from codegen.selection.costs.stream import Stream
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import CLUSTERED_INSTRUCTIONS
@@ -46,8 +48,6 @@ MOST_BY_PLACE = 60
 """Most tilings of a convolution that are ranked with their blocks in the order `place` too."""
 SPLIT_CODE = 1.5
 """Most code of a layer over clusters, over the smallest: its predicted time includes fetching all of it."""
-SPLIT_ROWS = 64
-"""Largest band of rows with which a linear layer is split over clusters: its prediction is fitted to no more."""
 SPLIT_POSITIONS = 8_192
 """Most positions of all images with which a convolution is split: more occupy all multiprocessors without it."""
 TABLE_ROWS = 4
@@ -96,6 +96,8 @@ def _of_code(layer: Lowered[LayerSpec], question: RankingQuestion) -> tuple[Tili
     """The tilings whose weights are code, from shared memory, those about as fast as the first in the H200's order."""
     if not question.clusters:
         ranked = _staged(question.without_options)
+    elif layer.geometry.is_linear and question.batch > FEW_ROWS:
+        ranked = _staged(replace(question, tables=False))
     elif _may_be_split(layer, question.batch):
         ranked = _with_clusters(question)
     else:
@@ -111,34 +113,37 @@ def _of_code(layer: Lowered[LayerSpec], question: RankingQuestion) -> tuple[Tili
 def _may_be_split(layer: Lowered[LayerSpec], batch: int) -> bool:
     """Whether to predict tilings with clusters: those of float32 take as much time here as all others together."""
     geometry = layer.geometry
-    if geometry.is_linear:
-        return batch <= SPLIT_ROWS
-    if layer.spec.data_type == "float16":
+    if geometry.is_linear or layer.spec.data_type == "float16":
         return True
     return batch * geometry.positions_height * geometry.positions_width <= SPLIT_POSITIONS
 
 
 @lru_cache(maxsize=1024)
 def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
-    """Tilings without clusters, with the blocks of one K group after the other."""
+    """Tilings without clusters, with the blocks of one K group after the other, and those of large blocks."""
     batch, density, device = question.batch, question.density, question.device
     return _in_order(
         Ranked(each.tiling, predict_microseconds(each, batch, density, device=device, stream=stream), size, excess)
         for each, stream, size, excess in _fitting(replace(question, device=REFERENCE))
+        if block_fits(each, device)
     )
 
 
 @lru_cache(maxsize=4)
 def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float, float], ...]:
-    """Tilings without clusters that fit every GPU, their streams, instructions and excess; a job's GPUs share them."""
+    """Tilings without clusters that fit every GPU, their streams, instructions and excess; a job's GPUs share them.
+
+    Large blocks fit some GPUs, and are among them if the architecture has clusters.
+    """
     spec, density = question.spec, question.density
     layer = lower(spec)
     sizes: list[tuple[AnyTiled, Stream, float]] = []
     packed = spec.data_type == "float16" and not layer.geometry.is_linear
     limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
-    most_excess = MOST_EXCESS if layer.geometry.is_linear and question.batch > SPLIT_ROWS else 1.0
+    most_excess = MOST_EXCESS if layer.geometry.is_linear and question.batch > FEW_ROWS else 1.0
     least = ROUNDED * density * spec.weights_count
-    for candidate in candidates(layer):
+    large = candidates(layer, "large") if question.clusters else ()
+    for candidate in chain(candidates(layer), large):
         if candidate.rows * least > most_excess * limit:
             continue
         same = candidate.accumulate == question.accumulate
@@ -147,6 +152,8 @@ def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float, 
             continue
         stream = Stream.of(divided.workload, density)
         size = stream.code * divided.workload.streams
+        if candidate.order == "place" and size > CLUSTERED_INSTRUCTIONS:
+            continue
         if size <= most_excess * limit and _stream_fits(divided, stream) and block_fits(divided):
             sizes.append((divided, stream, size))
             # Of a layer that is larger with every tiling, the smaller tilings are kept.

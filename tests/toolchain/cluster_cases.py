@@ -83,6 +83,9 @@ CLUSTER_CASES: dict[str, Case] = {
     "linear, a cluster, copied word by word": _of_hopper(
         Linear(50, 20, epilogue=RESIDUAL), Tiling("linear", 32, 1, 1, 8, 8, 3, cluster=4), batch=40
     ),
+    "linear, a cluster of large blocks": _of_hopper(
+        Linear(256, 50, epilogue=(Gelu(),)), Tiling("linear", 320, 1, 1, 48, 32, 3, cluster=2), batch=400
+    ),
     "linear, a cluster, more chunks than stages": _of_hopper(
         Linear(270, 20), Tiling("linear", 64, 1, 1, 8, 16, 3, cluster=4), batch=65
     ),
@@ -117,6 +120,11 @@ CLUSTER_CASES: dict[str, Case] = {
         Linear(256, 30, epilogue=RESIDUAL, data_type="float16"),
         Tiling("linear", 32, 1, 1, 16, 32, 3, cluster=4),
         batch=45,
+    ),
+    "float16, linear, a cluster of large blocks": _of_hopper(
+        Linear(128, 40, epilogue=RESIDUAL, data_type="float16"),
+        Tiling("linear", 320, 1, 1, 32, 32, 2, cluster=4),
+        batch=700,
     ),
     "float16, linear, a cluster, blocks without inputs, copied word by word": _of_hopper(
         Linear(39, 20, data_type="float16"), Tiling("linear", 32, 1, 1, 8, 8, 2, cluster=8), batch=70

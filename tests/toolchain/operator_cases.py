@@ -248,6 +248,9 @@ _LINEAR = {
     "linear, copied in a loop without cp.async, two blocks": Case(
         Linear(201, 6), Tiling("linear", 64, 1, 1, 6, 64, 2), virtual_arch="compute_75", batch=70
     ),
+    "linear, a large block, all groups of some rows together": Case(
+        Linear(96, 100, epilogue=RESIDUAL), Tiling("linear", 320, 1, 1, 48, 32, 2, order="place"), batch=400
+    ),
     "linear, weights in a table": Case(
         Linear(41, 10, epilogue=RESIDUAL), Tiling("table_linear", 128, 1, 1, 4, 64, 1), batch=3
     ),

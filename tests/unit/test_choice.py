@@ -288,14 +288,15 @@ def test_more_images_never_take_less_time(name: str) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("clusters", [True, False])
 @pytest.mark.parametrize(
     "spec", [Linear(384, 1536), Linear(1536, 384), Linear(768, 3072, data_type="float16")], ids=str
 )
-def test_a_slightly_sparser_linear_layer_does_not_get_a_much_slower_tiling(spec: Linear) -> None:
+def test_a_slightly_sparser_linear_layer_does_not_get_a_much_slower_tiling(spec: Linear, clusters: bool) -> None:
     times = []
     for sparsity in range(80, 97):
         density = 1 - sparsity / 100
-        tiling = choose_tiling(spec, 4096, spread(spec, density))
+        tiling = choose_tiling(spec, 4096, spread(spec, density), clusters=clusters)
         times.append(predict_microseconds(tiled(spec, tiling), 4096, density))
     assert max(later / earlier for earlier, later in pairwise(times)) < 1.15
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Weights
-from codegen.ir.layer_spec import Conv2d, LayerSpec, Linear
+from codegen.ir.layer_spec import Conv2d, DataType, LayerSpec, Linear
 from codegen.ir.tiling import Tiling
 from codegen.kernels import products_together, tiled
 from codegen.kernels.weight_stream import slots, values
@@ -74,7 +74,22 @@ def test_linear_layers_of_few_rows_use_clusters_if_the_architecture_has_them(spe
     assert whole.cluster == 1
     # Its rows are in as few blocks as that takes: another block would fetch the same streams.
     assert tiled(spec, split).launch.grid_at(rows)[0] == 1
-    assert choose_tiling(spec, 4096, nonzeros, clusters=True) == choose_tiling(spec, 4096, nonzeros)
+
+
+@pytest.mark.parametrize("data_type", ["float32", "float16"])
+def test_linear_layers_of_many_rows_have_large_blocks_if_the_architecture_has_clusters(data_type: DataType) -> None:
+    for inputs, outputs in ((1536, 384), (384, 1536), (768, 3072)):
+        spec = Linear(inputs, outputs, data_type=data_type)
+        choice, other = (choose_tiling(spec, 1568, tenth(spec), clusters=clusters) for clusters in (True, False))
+        assert choice.is_large
+        assert tiled(spec, other).launch.shared_bytes <= SHARED_BYTES
+        assert other.cluster == 1
+
+
+def test_large_blocks_divide_many_inputs_only() -> None:
+    deep, shallow = Linear(1536, 384), Linear(384, 1536)
+    assert choose_tiling(deep, 1568, tenth(deep), clusters=True).cluster > 1
+    assert all(each.cluster == 1 for each in ranked_tilings(shallow, 1568, tenth(shallow), clusters=True))
 
 
 @pytest.mark.parametrize("spec", [SHALLOW, *DEEP.values()], ids=["64 x 56 x 56", *DEEP])
@@ -166,12 +181,14 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
     made = values(layer, weights)
     assert made.weights.shape == (layer.streams.count, layer.streams.chunks, len(slots(layer).sums))
     assert sorted(made.weights[made.weights != 0].tolist()) == weights.kernel.ravel().tolist()
-    assert made.biases[made.exists].tolist() == weights.bias.tolist()
-    firsts = [layer.streams.first_output(stream) for stream in range(layer.streams.count)]
-    stored = [kernel for first in firsts for kernel in range(first, first + layer.streams.stored_outputs)]
-    assert stored == list(range(len(stored)))
+    assert made.biases[made.biases != 0].tolist() == weights.bias.tolist()
+    assert not made.biases[~made.exists].any()
     regions = [layer.block_region((0, 0, stream)) for stream in range(layer.streams.count)]
-    assert [k for region in regions for k in range(region.outputs.start, region.outputs.stop)] == list(range(kernels))
+    images = max(region.images.stop for region in regions)
+    times_stored = np.zeros((images, kernels), dtype=int)
+    for region in regions:
+        times_stored[region.images, region.outputs] += 1
+    assert (times_stored == 1).all()
 
 
 def test_each_stream_of_a_split_layer_has_the_bounds_of_its_channels() -> None:

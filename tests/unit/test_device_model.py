@@ -166,11 +166,12 @@ def test_the_h200s_choice_stays_where_it_is_about_as_fast() -> None:
     assert [times[each] for each in ranked[len(equal) :]] == sorted(times.values())[len(equal) :]
 
 
-def test_no_block_gets_more_shared_memory_than_the_gpu_has() -> None:
+@pytest.mark.parametrize(("spec", "batch"), [(DEEP, 1), (Linear(1536, 384), 1568)], ids=["clusters", "large blocks"])
+def test_no_block_gets_more_shared_memory_than_the_gpu_has(spec: LayerSpec, batch: int) -> None:
     most = {}
     for name in ("H200", "RTX 5090"):
-        ranked = ranked_tilings(DEEP, 1, tenth(DEEP), clusters=True, device=gpu(name))
-        most[name] = max(launch_of(DEEP, each).shared_bytes for each in ranked)
+        ranked = ranked_tilings(spec, batch, tenth(spec), clusters=True, device=gpu(name))
+        most[name] = max(launch_of(spec, each).shared_bytes for each in ranked)
     assert most["RTX 5090"] <= 99 * 1024 < most["H200"]
 
 

@@ -91,7 +91,7 @@
 #if DATA_TYPE == FLOAT16 && !FLOAT32_SUMS
 #include "accumulate.h"
 #endif
-#if CLUSTER > 1
+#if CLUSTER > 1 && !LARGE
 #include "cluster_reduce.cuh"
 #else
 #define total sum

@@ -6,8 +6,9 @@
 // thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
 // are padded so that the lanes of a warp read distinct banks.
 //
-// For few rows the inputs may be split over the blocks of a cluster, as the channels are in cluster_conv2d.cu:
-// blockIdx.z is then group times CLUSTER, plus rank; the last ranks may have fewer inputs, or none.
+// The inputs may be split over the blocks of a cluster: blockIdx.z is then group times CLUSTER, plus rank; the last
+// ranks may have fewer inputs, or none. Small blocks store some of the outputs each (OWN_ROWS), as in cluster_conv2d.cu;
+// large blocks all outputs of some of the rows.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define EDGES 0
@@ -21,7 +22,13 @@
 #define ENABLED(channel, c) (channel < CHANNELS)
 #define GIVEN_UP_FIRST 0
 #define IMAGE_OUTPUTS 0
+#include "block_order.cuh"
 #include "memory.cuh"
+#if BY_PLACE
+#define ROWS_NUMBER place.images
+#else
+#define ROWS_NUMBER blockIdx.x
+#endif
 
 #if CLUSTER > 1
 extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS) linear(PARAMETERS) {
@@ -30,13 +37,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 #endif
     extern __shared__ __align__(16) float tile[];
     const int thread = threadIdx.x;
-    const int first_row = blockIdx.x * (THREADS * ROWS * PAIRS);
+    FIND_PLACE
+    const int first_row = ROWS_NUMBER * (THREADS * ROWS * PAIRS);
     const unsigned tile_address = __cvta_generic_to_shared(tile);
     int group;
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
-    group += blockIdx.z;
+    group += GROUP_NUMBER;
     const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
-    const int first_output = group / CLUSTER * GROUP_OUTPUTS + rank * STORED_OUTPUTS;
+    const int first_output = group / CLUSTER * GROUP_OUTPUTS + (OWN_ROWS ? rank * STORED_OUTPUTS : 0);
 
     Copies copies;
 #if LOOPED
@@ -59,17 +67,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     }
 #endif
 
-#if CLUSTER > 1
+#if OWN_ROWS
     const int row = first_row + thread;
     const size_t first = (size_t)row * OUTPUT_CHANNELS + first_output;
 #else
     // A thread leaves its sums in shared memory and stores those of others: LANES lanes store neighbouring outputs of a
     // row. If each stored its own row, every output would be written to a sector of its own.
-    const int lane = thread % LANES, first_taken = thread / 32 * 32 + thread % 32 / LANES;
-    const int row = first_row + first_taken, rows_left = images - row;
+    const int lane = thread % LANES;
+#if CLUSTER > 1
+    // A block of a cluster stores its share of the rows, which are all lower or all upper halves.
+    const int half = rank * PAIRS / CLUSTER, first_taken_row = rank * (THREADS * PAIRS / CLUSTER) - half * THREADS;
+    const int first_taken = first_taken_row + thread / 32 * (32 * PAIRS / CLUSTER) + thread % 32 / LANES;
+#else
+    const int half = 0, first_taken = thread / 32 * 32 + thread % 32 / LANES;
+#endif
+    const int row = first_row + half * THREADS + first_taken, rows_left = images - row;
     const size_t first = (size_t)row * OUTPUT_CHANNELS + first_output + lane;
     const unsigned left_at = tile_address + thread * (LEFT_WORDS * 4);
-    const unsigned taken_from = tile_address + (first_taken * LEFT_WORDS + lane) * 4;
+    const unsigned taken_from = tile_address + (first_taken * LEFT_WORDS + half * GROUP_OUTPUTS + lane) * 4;
 #endif
     Element* out[] = {output + first};
 #if HAS_RESIDUAL
@@ -81,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 #else
     const float* window = tile + thread * ROW_WORDS;
 #endif
-#if CLUSTER > 1
+#if OWN_ROWS
 #define IN_RANGE(rows) (row + (rows) < images)
 #else
 #define MEET __syncthreads()
@@ -93,14 +108,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 // Rows of the batch of which this lane stores an output: none if it has none of the `count` from the `output`-th on.
 #define ROWS_TO_STORE(rows, output, count)                                                                  \
     ((count) < LANES && lane >= (count)                                                               ? 0   \
-     : OUTPUT_CHANNELS % STORED_OUTPUTS && first_output + (output) + lane >= OUTPUT_CHANNELS ? 0            \
+     : OUTPUT_CHANNELS % GROUP_OUTPUTS && first_output + (output) + lane >= OUTPUT_CHANNELS  ? 0            \
                                                                                   : rows_left - (rows))
+#if CLUSTER > 1
+#define MEET_CLUSTER                                                                                        \
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");                                   \
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+// The address of the same word in a block of the cluster.
+#define FIND(g)                                                                                             \
+    unsigned taken_from_##g;                                                                                \
+    asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(taken_from_##g) : "r"(taken_from), "r"(g));
+#define TAKE(r, g, place)                                                                                   \
+    float taken##r##_##g;                                                                                   \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; @p ld.shared::cluster.f32 %0,[%1+%3]; }"              \
+                 : "=f"(taken##r##_##g)                                                                     \
+                 : "r"(taken_from_##g), "r"((int)((r) < to_store)), "n"(((r) * LEFT_WORDS + (place)) * 4) : "memory")
+#define ADD_UP(r, g) taken##r##_0 += taken##r##_##g
+#define GIVE(r, output) PUT_AFTER(STEPS, taken##r##_0, (r) < to_store, 0, (r) * OUTPUT_CHANNELS + (output), "")
+#else
 #define TAKE(r)                                                                                             \
     float taken##r;                                                                                         \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; @p ld.shared.f32 %0,[%1+%3]; }" \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; @p ld.shared.f32 %0,[%1+%3]; }"                       \
                  : "=f"(taken##r) : "r"(taken_from), "r"((int)((r) < to_store)), "n"((r) * LEFT_WORDS * 4))
 #define GIVE(r, rows, output) \
     PUT_AFTER(STEPS, taken##r, (r) < to_store, 0, ((rows) + (r)) * OUTPUT_CHANNELS + (output), "")
+#endif
 #endif
 #include "chunk_loop.cuh"
 #if CLUSTER > 1

@@ -14,6 +14,9 @@ from codegen.selection.costs.scaling import ISSUE_PER_CLOCK, clocks_per_microsec
 from codegen.selection.costs.stream import norm, registers_of
 from codegen.selection.costs.stream_blocks import stream_microseconds
 
+FEW_ROWS = 64
+"""Most rows of a linear layer that the coefficients of its clusters are fitted to."""
+
 
 def cluster_conv2d_microseconds(planned: PlannedLaunch) -> float:
     """The time of one launch of cluster_conv2d."""
@@ -27,7 +30,7 @@ def cluster_conv2d_microseconds(planned: PlannedLaunch) -> float:
 def linear_microseconds(planned: PlannedLaunch) -> float:
     """The time of one launch of linear, with clusters or without."""
     layer = planned.layer
-    if layer.tiling.cluster == 1:
+    if layer.tiling.cluster == 1 or planned.batch > FEW_ROWS:
         return stream_microseconds(planned)
     x, y, streams = planned.grid
     here = math.ceil(x * y * streams / planned.device.multiprocessors)
