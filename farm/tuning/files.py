@@ -22,7 +22,8 @@ These are tuned for batch 1 and 64; ResNet-18 and ResNet-50 also for 2, 4, 8, 16
 Records without cubins come from tests/benchmarks/cost_model: the best of six tilings per layer, one of them the cost
 model's choice, with the L2 cache overwritten for cold times. One record in `h200.jsonl`, of ResNet's first layer with
 its pool, is the best of 57 tilings with warm code. The float16 records of batch 64, six of them in the network, and
-five of 3x3 layers in float32 at batch 8, without cubins too, were measured with given tilings.
+of 3x3 layers in float32, without cubins too, five of batch 8 and two of batch 32, the latter on an H100, were measured
+with given tilings.
 """
 _WAY_OUT = "give a file written by farm tuning export"
 
