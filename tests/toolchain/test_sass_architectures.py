@@ -17,7 +17,7 @@ from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.architectures import ARCHITECTURES, architecture_named
 from codegen.sass.isa.encoding import ALWAYS, OPCODE, STALL
-from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, HFMA2_MMA_IMMEDIATE
+from codegen.sass.isa.opcodes import FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE
 from codegen.sass.qualification import SUPPORTED_ARCHS
 from codegen.sass.skeleton.marker_ptx import PAIRED_DEMAND, MarkerPtx
 from codegen.sass.skeleton.reader import Skeleton
@@ -129,7 +129,7 @@ def test_pointers_marked_in_pairs_give_the_same_outputs(arch: str, monkeypatch: 
     np.testing.assert_array_equal(output, expected(case, weights, arch=arch))
 
 
-@pytest.mark.parametrize("arch", ["sm_86", "sm_87", "sm_89"])
+@pytest.mark.parametrize("arch", ["sm_86", "sm_87", "sm_89", "sm_100", "sm_120"])
 def test_two_words_of_the_integer_pipe_are_two_cycles_apart_or_refused(arch: str) -> None:
     cubin = directly("whole rows", arch)
     words, known = cubin.words, architecture_named(arch)
@@ -141,6 +141,20 @@ def test_two_words_of_the_integer_pipe_are_two_cycles_apart_or_refused(arch: str
     place = int(next_to[0])
     STALL.put(words[place : place + 1], 1)
     assert any("shares a pipe" in each.reason for each in hazards.check(words, cubin.registers, known))
+
+
+@pytest.mark.parametrize("arch", ["sm_100", "sm_120"])
+def test_a_packed_multiply_add_keeps_its_pipe_for_two_cycles_or_the_next_is_refused(arch: str) -> None:
+    cubin = directly("float16, several rows a thread, added up in float16", arch)
+    words = cubin.words
+    packed = OPCODE.get(words) == HFMA2_IMMEDIATE
+    neighbours = np.flatnonzero(packed[1:] & packed[:-1])
+    assert len(neighbours) > 10
+    assert STALL.get(words)[neighbours].min() == 2
+    place = int(neighbours[STALL.get(words)[neighbours] == 2][0])
+    STALL.put(words[place : place + 1], 1)
+    found = hazards.check(words, cubin.registers, architecture_named(arch))
+    assert any(f"shares a pipe with word {place}" in each.reason for each in found)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80"])

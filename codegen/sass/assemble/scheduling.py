@@ -13,9 +13,8 @@ from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.encoding import NO_SCOREBOARD, Words
 from codegen.sass.isa.latencies import RESULTS, SLOTS, Latencies
-from codegen.sass.isa.opcodes import KIND_MASK
 from codegen.sass.verify.needs import measured, reloads
-from codegen.sass.verify.program import Places, Program
+from codegen.sass.verify.program import Places, Program, next_of
 
 MOST_STALL = 15
 _UNIFORM_READY: Final = 12
@@ -91,12 +90,19 @@ def settle(
 
 def keep_intervals(words: Words, architecture: Architecture) -> None:
     """Raises stalls, in place, until words that share a slow pipe are as far apart as the architecture has them."""
-    kinds, stalls = encoding.OPCODE.get(words) & KIND_MASK, encoding.STALL.get(words)
-    for of_pipe, least in architecture.interval_kinds:
-        places, issued = np.flatnonzero(np.isin(kinds, of_pipe)), np.append(0, np.cumsum(stalls))
-        missing = least - np.diff(issued[places])
+    opcodes, stalls = encoding.OPCODE.get(words), encoding.STALL.get(words)
+    rows = {number: architecture.opcode(number) for number in np.flatnonzero(np.bincount(opcodes)).tolist()}
+
+    def places(names: frozenset[str]) -> Places:
+        chosen = [number for number, row in rows.items() if row is not None and row.name in names]
+        return np.flatnonzero(np.isin(opcodes, chosen))
+
+    for busy, waiting, least in architecture.intervals + architecture.kept_intervals:
+        first, then = next_of(places(busy), places(waiting))
+        issued = np.append(0, np.cumsum(stalls))
+        missing = least - issued[then] + issued[first]
         near = np.flatnonzero(missing > 0)
-        stalls[places[near]] += missing[near]
+        stalls[first[near]] += missing[near]
     encoding.STALL.put(words, stalls)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import FORM_SHIFT, KIND_MASK, Opcode
@@ -42,6 +41,15 @@ class LoadBits:
     """The upper half of each LDS of ptxas."""
 
 
+Interval = tuple[frozenset[str], frozenset[str], int]
+"""Names of instructions that keep a pipe busy, names of those that wait for it, and the least cycles between two."""
+
+
+def pipe(cycles: int, *names: str) -> Interval:
+    """The interval of a pipe that is slower than the issue of words, whatever is in it."""
+    return frozenset(names), frozenset(names), cycles
+
+
 @dataclass(frozen=True, eq=False)
 class Architecture:
     """Facts about the words of an architecture, for whoever writes, checks or emulates them."""
@@ -54,9 +62,8 @@ class Architecture:
     """Least cycles that ptxas leaves, by its cubins."""
     published: PublishedLatencies
     """NVIDIA's figures; the hazard checker takes the larger of both."""
-    intervals: tuple[tuple[frozenset[str], int], ...] = ()
-    """Names of instructions that share a pipe slower than the issue of words, and the least cycles between two."""
-    kept_intervals: tuple[tuple[frozenset[str], int], ...] = ()
+    intervals: tuple[Interval, ...] = ()
+    kept_intervals: tuple[Interval, ...] = ()
     """Intervals that ptxas nearly always keeps, but not always: the assembler keeps them, the checker accepts less."""
     matrix_halves: bool = True
     """Whether the tensor cores' unit has packed float16 multiply-adds, HFMA2.MMA."""
@@ -77,14 +84,6 @@ class Architecture:
     @property
     def name(self) -> str:
         return f"sm_{self.capability}"
-
-    @cached_property
-    def interval_kinds(self) -> list[tuple[list[int], int]]:
-        """All that the assembler keeps, by the lower nine bits of the opcode."""
-        return [
-            ([each.number for each in self.opcodes.values() if each.name in names], n)
-            for names, n in self.intervals + self.kept_intervals
-        ]
 
     def opcode(self, number: int) -> Opcode | None:
         """The facts of an opcode of twelve bits; None if it is unknown."""

@@ -30,7 +30,7 @@ from codegen.sass.isa.opcodes import PREDICATES
 from codegen.sass.verify.branch_hazards import check_branches
 from codegen.sass.verify.cluster_barriers import check_cluster_barriers
 from codegen.sass.verify.needs import needed, reloads
-from codegen.sass.verify.program import Finding, Places, Program, resource_name
+from codegen.sass.verify.program import Finding, Places, Program, next_of, resource_name
 
 _SHOWN = 3
 """Findings in the message of an error."""
@@ -218,13 +218,11 @@ def _reloaded_operands(code: Program) -> Iterator[Finding]:
 
 def _crowded_pipes(code: Program) -> Iterator[Finding]:
     """Words that come sooner after another one of their pipe than ptxas ever puts them."""
-    for names, least in code.architecture.intervals:
-        places = np.flatnonzero(code.used.named(*names))
-        passed = np.diff(code.cycles[places])
-        near = np.flatnonzero((passed < least) & (np.diff(code.segment[places]) == 0))
-        for before, place, cycles in zip(
-            places[near].tolist(), places[near + 1].tolist(), passed[near].tolist(), strict=True
-        ):
+    for busy, waiting, least in code.architecture.intervals:
+        first, then = next_of(*(np.flatnonzero(code.used.named(*names)) for names in (busy, waiting)))
+        passed = code.cycles[then] - code.cycles[first]
+        near = (passed < least) & (code.segment[then] == code.segment[first])
+        for before, place, cycles in zip(*(each[near].tolist() for each in (first, then, passed)), strict=True):
             yield Finding(place, f"shares a pipe with word {before}, and comes {cycles} cycles after it, not {least}")
 
 

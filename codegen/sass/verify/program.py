@@ -214,6 +214,13 @@ class Program:
         return writes.where(self.guard[writes.word] == ALWAYS)
 
 
+def next_of(places: Places, others: Places) -> tuple[Places, Places]:
+    """Those of the places behind which one of the others comes, and the first that does; all are sorted."""
+    found = np.searchsorted(others, places, "right")
+    there = found < len(others)
+    return places[there], others[found[there]]
+
+
 def resource_name(resource: int) -> str:
     """A resource as assembly names it: R5, P0, UR4, UP1."""
     for start, letter in ((UNIFORM_PREDICATES, "UP"), (UNIFORM_REGISTERS, "UR"), (PREDICATES, "P"), (0, "R")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from codegen.sass.isa.architecture import ConstantPlaces
+from codegen.sass.isa.architecture import ConstantPlaces, pipe
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import (
     INPUT_PREDICATE,
@@ -65,5 +65,5 @@ LATENCIES: Final = Latencies.of(
 )
 """Distances that ptxas 13.0.88 leaves, seen in 112 cubins of each of the three; else sm_90's."""
 CONSTANTS: Final = ConstantPlaces(descriptor=0x118)
-INTEGERS: Final = (frozenset({"IMAD", "IMAD.WIDE", "IMAD.HI"}), 2)
+INTEGERS: Final = pipe(2, "IMAD", "IMAD.WIDE", "IMAD.HI")
 """The interval of a pipe that float words do not share on sm_86, sm_87 and sm_89."""

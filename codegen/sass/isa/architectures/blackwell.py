@@ -59,5 +59,10 @@ OPCODES: Final = opcodes_with(
     without=("HFMA2.MMA", "ULDC"),
 )
 """BRA.U has its condition in a uniform predicate."""
+_SLOW: Final = frozenset({"HFMA2", "HMUL2", "HADD2", "IMAD", "VIADD"})
+_WIDE: Final = frozenset({"IMAD.WIDE", "IMAD.HI"})
+MULTIPLIED: Final = frozenset({"FFMA", "FMUL", "FADD"}) | _SLOW | _WIDE
+"""Words of the pipe that multiplies."""
+INTERVALS: Final = ((_SLOW, MULTIPLIED, 2), (_WIDE, MULTIPLIED, 4))
 CONSTANTS: Final = ConstantPlaces(block=0x360, grid=0x370, stack_pointer=0x37C, descriptor=0x358)
 COPIES: Final = CopyBits(address=83, size=74)

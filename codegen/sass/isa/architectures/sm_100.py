@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from codegen.sass.isa.architecture import Architecture
-from codegen.sass.isa.architectures.blackwell import CONSTANTS, COPIES, OPCODES
+from codegen.sass.isa.architecture import Architecture, pipe
+from codegen.sass.isa.architectures.blackwell import CONSTANTS, COPIES, INTERVALS, OPCODES
 from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import INPUT_PREDICATE, Opcode
 from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
@@ -36,6 +36,7 @@ SM_100: Final = Architecture(
     opcodes=OPCODES,
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
+    intervals=(*INTERVALS, pipe(2, *(row.name for row in OPCODES.values() if row.unit == "alu"))),
     matrix_halves=False,
     constants=CONSTANTS,
     copies=COPIES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from codegen.sass.isa.architecture import Architecture
-from codegen.sass.isa.architectures.blackwell import CONSTANTS, COPIES
+from codegen.sass.isa.architecture import Architecture, pipe
+from codegen.sass.isa.architectures.blackwell import CONSTANTS, COPIES, INTERVALS, MULTIPLIED
 from codegen.sass.isa.architectures.blackwell import OPCODES as COMMON
 from codegen.sass.isa.encoding import DESTINATION, SOURCE_B, Field
 from codegen.sass.isa.latencies import Latencies
@@ -116,11 +116,20 @@ LATENCIES: Final = Latencies.of(
 """Least distances that ptxas 13.0.88 leaves in 226 cubins and a chain of all pairs; what `dual` and `pair` take is
 larger than what is published."""
 
+_PAIRS: Final = frozenset({"IADD.64", "SEL.64", "MOV.64"})
+_ALU: Final = frozenset(row.name for row in OPCODES.values() if row.unit == "alu") - {"CS2R"}
+
 SM_120: Final = Architecture(
     capability=120,
     opcodes=OPCODES,
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
+    intervals=(
+        *INTERVALS,
+        pipe(2, *_ALU),
+        (_PAIRS, _ALU, 3),
+        (_PAIRS, MULTIPLIED | _PAIRS | frozenset(_DUAL), 2),
+    ),
     matrix_halves=False,
     constants=CONSTANTS,
     copies=COPIES,

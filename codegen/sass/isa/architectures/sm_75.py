@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from codegen.sass.isa.architecture import Architecture, LoadBits
+from codegen.sass.isa.architecture import Architecture, LoadBits, pipe
 from codegen.sass.isa.architectures.before_hopper import CONSTANTS
 from codegen.sass.isa.architectures.before_hopper import OPCODES as AMPERE
 from codegen.sass.isa.latencies import Latencies
@@ -57,8 +57,8 @@ SM_75: Final = Architecture(
     latencies=_LATENCIES,
     published=TURING,
     intervals=(
-        (frozenset({"FFMA", "FMUL", "FADD", "IMAD", "IMAD.WIDE", "IMAD.HI"}), 2),
-        (frozenset({"HFMA2", "HADD2", "HMUL2"}), 2),
+        pipe(2, "FFMA", "FMUL", "FADD", "IMAD", "IMAD.WIDE", "IMAD.HI"),
+        pipe(2, "HFMA2", "HADD2", "HMUL2"),
     ),
     matrix_halves=False,
     barriers_drain=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architecture import Architecture, pipe
 from codegen.sass.isa.architectures.before_hopper import CONSTANTS, LATENCIES, OPCODES
 from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
 
@@ -14,9 +14,9 @@ SM_80: Final = Architecture(
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
     intervals=(
-        (frozenset({"FFMA", "FMUL", "FADD", "IMAD", "IMAD.WIDE", "IMAD.HI"}), 2),
-        (frozenset({"HFMA2", "HADD2", "HMUL2"}), 2),
-        (frozenset({"HFMA2.MMA"}), 2),
+        pipe(2, "FFMA", "FMUL", "FADD", "IMAD", "IMAD.WIDE", "IMAD.HI"),
+        pipe(2, "HFMA2", "HADD2", "HMUL2"),
+        pipe(2, "HFMA2.MMA"),
     ),
     branch_pieces=1,
     constants=CONSTANTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architecture import Architecture, pipe
 from codegen.sass.isa.architectures.before_hopper import CONSTANTS, INTEGERS, LATENCIES, OPCODES
 from codegen.sass.isa.published_latencies import AMPERE_TO_BLACKWELL
 
@@ -14,7 +14,7 @@ SM_86: Final = Architecture(
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
     intervals=(INTEGERS,),
-    kept_intervals=((frozenset({"HFMA2", "HMUL2"}), 2),),
+    kept_intervals=(pipe(2, "HFMA2", "HMUL2"),),
     matrix_halves=False,
     branch_pieces=1,
     constants=CONSTANTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from codegen.sass.isa.architecture import Architecture
+from codegen.sass.isa.architecture import Architecture, pipe
 from codegen.sass.isa.architectures.before_hopper import CONSTANTS, INTEGERS, LATENCIES
 from codegen.sass.isa.architectures.before_hopper import OPCODES as COMMON
 from codegen.sass.isa.encoding import DESTINATION, SOURCE_B, Field
@@ -32,8 +32,8 @@ SM_87: Final = Architecture(
     opcodes=OPCODES,
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
-    intervals=(INTEGERS, (frozenset({"HFMA2", "HMUL2"}), 2), (frozenset({"HADD2"}), 2)),
-    kept_intervals=((frozenset({"HFMA2.MMA"}), 2),),
+    intervals=(INTEGERS, pipe(2, "HFMA2", "HMUL2"), pipe(2, "HADD2")),
+    kept_intervals=(pipe(2, "HFMA2.MMA"),),
     branch_pieces=1,
     constants=CONSTANTS,
     shared_base=0,
