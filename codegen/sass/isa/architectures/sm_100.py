@@ -31,12 +31,14 @@ LATENCIES: Final = Latencies.of(
 )
 """No longer than what ptxas 13.0.88 leaves in 222 cubins. The uniform unit has UMOV's results alone after 2 cycles."""
 
+_ALU: Final = frozenset(row.name for row in OPCODES.values() if row.unit == "alu")
+
 SM_100: Final = Architecture(
     capability=100,
     opcodes=OPCODES,
     latencies=LATENCIES,
     published=AMPERE_TO_BLACKWELL,
-    intervals=(*INTERVALS, pipe(2, *(row.name for row in OPCODES.values() if row.unit == "alu"))),
+    intervals=(*INTERVALS, pipe(2, *_ALU)),
     matrix_halves=False,
     constants=CONSTANTS,
     copies=COPIES,
@@ -45,4 +47,9 @@ SM_103: Final = replace(SM_100, capability=103)
 _IMNMX: Final = Opcode(
     *(0x17, "IMNMX", "alu", 1, 1, 1), reads=(INPUT_PREDICATE,), understood=((73, 1),), fixed=(0x3FF << 77,)
 )
-SM_110: Final = replace(SM_100, capability=110, opcodes={**OPCODES, _IMNMX.number: _IMNMX})
+SM_110: Final = replace(
+    SM_100,
+    capability=110,
+    opcodes={**OPCODES, _IMNMX.number: _IMNMX},
+    intervals=(*INTERVALS, pipe(2, *(_ALU - {"CS2R"}), _IMNMX.name)),
+)
