@@ -254,6 +254,8 @@ def _compiled(bundle: Bundle, program: torch.export.ExportedProgram, path: Path,
         **_inductor.list_mode_options(_MODE),
         "use_dce": True,  # an unused size would be a call that AOTInductor cannot make
     }
+    if hasattr(_inductor.config.cpp, "march"):  # older releases compile for this CPU alone
+        settings |= {"cpp.march": "", "cpp.simdlen": 1}
     try:
         _inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
     except Exception as error:  # AOTInductor raises errors of its compilers as they are
