@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
-from torch._dynamo.exc import TorchDynamoException
+from torch import fx, nn
 
 from codegen.frontend.onnx.export.network import Network
 from farm.errors import UsageError, printable
 from farm.torch.host_values import host_values
+from farm.torch.operators import OPERATORS
 
 CompileRest = Literal["auto", "always", "never"]
 """Whether torch.compile compiles what a network leaves to PyTorch; "auto": if it is more than a few operators."""
@@ -20,6 +20,10 @@ LEAST_OPERATORS = 4
 """Least number of operators with kernels of their own from which "auto" compiles: fewer gain little by fusion."""
 _VIEWS = frozenset({"Cast", "Dropout", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that launch no kernel, or a copy in front of a layer."""
+
+
+_EAGER = frozenset({OPERATORS["GRU"], OPERATORS["LSTM"]})
+"""Operators that stay eager: torch.compile unrolls each step of a sequence, and lets go of cuDNN."""
 
 
 def is_compiled(network: Network, choice: str) -> bool:
@@ -42,9 +46,16 @@ class CompiledRest(nn.Module):
     Under another torch.compile, calls go to the network itself. A capture compiles nothing.
     """
 
-    def __init__(self, network: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(self, network: fx.GraphModule, backend: str | Callable[..., Any] = "inductor") -> None:
+        from torch._dynamo.exc import TorchDynamoException  # slow to import
+
         super().__init__()
+        for node in network.graph.nodes:
+            if node.target in _EAGER:
+                node.target = torch.compiler.disable(node.target)
+        network.recompile()
         self.network = network
+        self._failure = TorchDynamoException
         self._compiled = torch.compile(network, backend=backend)
         self.is_eager = False
         """Whether the rest is not compiled, as that failed."""
@@ -57,7 +68,7 @@ class CompiledRest(nn.Module):
                 with torch.compiler.set_stance("eager_on_recompile"):
                     return self._compiled(*inputs)
             return self._compiled(*inputs)
-        except TorchDynamoException as error:
+        except self._failure as error:
             output = self.network(*inputs)  # first, as it raises if the inputs are at fault
             self.is_eager = True
             reason = " ".join(str(error).split())[:200]

@@ -50,12 +50,14 @@ def fetched(name: str, device: Device, toolchain: Toolchain, tmp_path_factory: p
 def test_layers_that_write_among_others_compute_what_the_model_does(
     name: str, fetched: Path, images: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    net = load(fetched)
+    net = load(fetched, compile_rest="never")
     assert calls(net) == CALLS[name]
     x = torch.from_numpy(values(images, 3, 8, 8, seed=images))
     wanted = module_read(tmp_path, proto_of(name), dense=True)(x).numpy()
     with torch.inference_mode():
         np.testing.assert_allclose(net(x.cuda()).cpu().numpy(), wanted, rtol=1e-3, atol=1e-4)
+        compiled = load(fetched, compile_rest="always")
+        np.testing.assert_allclose(compiled(x.cuda()).cpu().numpy(), wanted, rtol=1e-3, atol=1e-4)
         from farm.torch import layer
 
         for _, compute in layer._layers.values():

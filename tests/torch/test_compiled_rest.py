@@ -110,6 +110,27 @@ def test_a_compiled_rest_within_another_torch_compile_is_one_graph(tmp_path: Pat
         torch.testing.assert_close(outer(given(3)), module(given(3)))
 
 
+@pytest.mark.parametrize("operator", ["GRU", "LSTM"])
+def test_recurrent_layers_stay_one_call_each(operator: str) -> None:
+    gates = {"GRU": 3, "LSTM": 4}[operator]
+    weights = {"w": values(1, gates * 6, 4), "r": values(1, gates * 6, 6)}
+    nodes = [node("Sin", "x", "s"), node(operator, "s w r", "h", hidden_size=6), node("Sin", "h", "y")]
+    proto = model(nodes, constants(**weights), inputs=[info("x", (20, "N", 4))])
+    module = module_of(read_network(proto.SerializeToString()), {}, {})
+    x = torch.from_numpy(values(20, 3, 4))
+    wanted = module(x)
+    sizes: list[int] = []
+
+    def keep(graph: fx.GraphModule, _inputs: object) -> Callable[..., Any]:
+        sizes.append(len(graph.graph.nodes))
+        return graph.forward
+
+    with torch.inference_mode():
+        compiled = CompiledRest(module, aot_autograd(fw_compiler=keep, inference_compiler=keep))
+        torch.testing.assert_close(compiled(x), wanted, rtol=0, atol=0)
+    assert max(sizes) < 20
+
+
 def test_what_computes_a_layers_input_writes_it_contiguous(tmp_path: Path) -> None:
     """Else the layer would copy it."""
     _, module = network(tmp_path, "Sin", "Transpose")
