@@ -55,6 +55,7 @@ def own_farm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     monkeypatch.setenv("FARM_EXECUTOR", "inline")
+    monkeypatch.setenv("FARM_RUNTIME_DIR", str(folder / "run"))  # no test waits for cores that others have
     monkeypatch.chdir(folder)
 
 
