@@ -25,6 +25,7 @@ LARGE: dict[str, LayerSpec] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_a_k_group_of_a_large_layer_takes_as_much_code_as_predicted_and_24_bytes_a_nonzero(name: str) -> None:
     spec, rng = LARGE[name], np.random.default_rng(0)

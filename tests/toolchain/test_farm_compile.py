@@ -158,6 +158,7 @@ def test_a_template_that_was_lost_is_made_again_where_it_is_needed(farm: Farm, t
     assert tools.calls() == ["nvcc"] * 2 + ["ptxas"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [b"\xff\xfe", b"no template", b'// farm.template {"spec": {}}\n', b"one that lost its placeholders"],

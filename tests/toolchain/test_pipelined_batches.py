@@ -75,6 +75,7 @@ class Buffers:
         return columns_of(self.output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", range(3))
 @pytest.mark.parametrize(("layout", "count"), [(ONE_GROUP, 2), (TWO_GROUPS, 1), (TWO_GROUPS, 4), (FOUR_GROUPS, 4)])
 @pytest.mark.parametrize("depth", [2, 3])
@@ -93,6 +94,7 @@ def test_all_batches_are_computed_and_marked_in_any_order_of_warps(
     assert (given.counters[:: COUNTER_BYTES // 4] == count * NEURONS // layout.group).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "without", [rb"@%p bra \$poll_\S+;\n", rb"@%p bra \$retry_\S+;\n"], ids=["for readers", "for values"]
 )

@@ -17,6 +17,7 @@ from tests.command import ROOT, own_environment
 from tests.samples import checkpoint, cut_in_two, layer
 
 
+@pytest.mark.slow
 def test_the_snippet_of_the_readme_runs(tmp_path: Path) -> None:
     text = (ROOT / "farm" / "README.md").read_text()
     [snippet] = re.findall(r"^## Python API$.*?^```python\n(.*?)^```", text, re.M | re.S)

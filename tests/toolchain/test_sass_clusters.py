@@ -131,6 +131,7 @@ def cubin(weights: Weights) -> CubinFile:
     return directly(TWO, weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLUSTER_CASES)
 @pytest.mark.parametrize("density", [0.1, 0.5])
 def test_blocks_of_a_cluster_compute_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:

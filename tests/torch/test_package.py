@@ -120,6 +120,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedPackage]:
         yield PlayedPackage(bundle, folder, write_triton_model(Bundle(bundle), folder / "model", "cpu"))
 
 
+@pytest.mark.slow
 def test_a_package_launches_each_layer_as_the_c_runtime_does(played: PlayedPackage, tmp_path: Path) -> None:
     build_driver(tmp_path)
     runtime = Played(tmp_path, tmp_path)
@@ -186,6 +187,7 @@ def test_an_input_whose_elements_are_apart_is_copied(played: PlayedPackage) -> N
     assert found.told("launch")[0][9] != "p" + found.stdout.split()[-1]
 
 
+@pytest.mark.slow
 def test_a_package_holds_the_code_of_several_architectures(played: PlayedPackage) -> None:
     assert played.call(1, arch=86).stdout.startswith("[1, 8, 1, 1]")
     assert (

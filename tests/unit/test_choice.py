@@ -78,6 +78,7 @@ def check_limits(spec: LayerSpec, tiling: Tiling) -> None:
     assert work.largest_offset_bytes < OFFSET_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY_KIND)
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5])
 def test_every_kind_of_layer_gets_a_tiling_within_the_limits(name: str, density: float) -> None:
