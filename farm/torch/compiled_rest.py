@@ -1,4 +1,4 @@
-"""What a network leaves to PyTorch, compiled by torch.compile: fused kernels between the compiled layers."""
+"""Networks under torch.compile, which fuses the operators between compiled layers."""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ from tests.toolchain.test_nvdisasm import check_registers
 from tests.toolchain.test_sass_faults import check_faults
 from tests.toolchain.test_sass_hazards import is_refused_one_cycle_sooner, nearest_in_chain
 
+PACKED = "float16, several rows a thread, added up in float16"
+
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_120")
 ALIKE = ("sm_103", "sm_110", "sm_121")
 """Architectures that differ from sm_100 or sm_120 in one instruction at most."""
@@ -143,25 +145,19 @@ def test_two_words_of_the_integer_pipe_are_two_cycles_apart_or_refused(arch: str
     assert any("shares a pipe" in each.reason for each in hazards.check(words, cubin.registers, known))
 
 
-@pytest.mark.parametrize("arch", ["sm_100", "sm_120"])
-def test_a_packed_multiply_add_keeps_its_pipe_for_two_cycles_or_the_next_is_refused(arch: str) -> None:
-    cubin = directly("float16, several rows a thread, added up in float16", arch)
+@pytest.mark.parametrize(
+    ("arch", "case", "opcode"),
+    [
+        ("sm_75", PLAIN, FFMA_IMMEDIATE),
+        ("sm_80", PLAIN, FFMA_IMMEDIATE),
+        ("sm_100", PACKED, HFMA2_IMMEDIATE),
+        ("sm_120", PACKED, HFMA2_IMMEDIATE),
+    ],
+)
+def test_multiply_adds_of_a_slow_pipe_are_two_cycles_apart_or_refused(arch: str, case: str, opcode: int) -> None:
+    cubin = directly(case, arch)
     words = cubin.words
-    packed = OPCODE.get(words) == HFMA2_IMMEDIATE
-    neighbours = np.flatnonzero(packed[1:] & packed[:-1])
-    assert len(neighbours) > 10
-    assert STALL.get(words)[neighbours].min() == 2
-    place = int(neighbours[STALL.get(words)[neighbours] == 2][0])
-    STALL.put(words[place : place + 1], 1)
-    found = hazards.check(words, cubin.registers, architecture_named(arch))
-    assert any(f"shares a pipe with word {place}" in each.reason for each in found)
-
-
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80"])
-def test_multiply_adds_of_a_slow_pipe_are_two_cycles_apart_or_refused(arch: str) -> None:
-    cubin = directly(PLAIN, arch)
-    words = cubin.words
-    adds = OPCODE.get(words) == FFMA_IMMEDIATE
+    adds = OPCODE.get(words) == opcode
     neighbours = np.flatnonzero(adds[1:] & adds[:-1])
     assert len(neighbours) > 10
     assert STALL.get(words)[neighbours].min() == 2

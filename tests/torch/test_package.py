@@ -70,7 +70,7 @@ class PackageRun:
     stdout: str
     stderr: str
     lines: list[list[str]]
-    """What the driver was told."""
+    """Calls that reached the driver, as words."""
 
     def told(self, *words: str) -> list[list[str]]:
         return [line[1:] for line in self.lines if line[0] in words]

@@ -1,4 +1,4 @@
-"""The origin of Ray's token, and the message where there is none."""
+"""Ray's token comes from a file or the environment; without one a message says so."""
 
 from __future__ import annotations
 

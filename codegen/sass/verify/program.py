@@ -215,7 +215,7 @@ class Program:
 
 
 def next_of(places: Places, others: Places) -> tuple[Places, Places]:
-    """Those of the places behind which one of the others comes, and the first that does; all are sorted."""
+    """The places that one of the others follows, and the first of these for each; all are sorted."""
     found = np.searchsorted(others, places, "right")
     there = found < len(others)
     return places[there], others[found[there]]
