@@ -8,9 +8,9 @@ try:
     from farm.torch.capture import capture
     from farm.torch.compilation import Compiled, Sweep, compile, sweep  # noqa: A004 - named like torch.compile
     from farm.torch.module import load
-    from farm.torch.package import write_package
+    from farm.torch.packages.aot_inductor import write_package
+    from farm.torch.packages.triton import write_triton_model
     from farm.torch.swap import Swapped, swap
-    from farm.torch.triton import write_triton_model
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

@@ -11,8 +11,8 @@ from torch import fx, nn
 
 from codegen.frontend.onnx.export.network import Network
 from farm.errors import UsageError, printable
-from farm.torch.host_values import host_values
-from farm.torch.operators import OPERATORS
+from farm.torch.operators.host_values import host_values
+from farm.torch.operators.table import OPERATORS
 
 CompileRest = Literal["auto", "always", "never"]
 """Whether torch.compile compiles what a network leaves to PyTorch; "auto": if it is more than a few operators."""

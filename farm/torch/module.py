@@ -17,14 +17,14 @@ from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
 from farm.torch.compiled_rest import CompiledRest, CompileRest, is_compiled
 from farm.torch.concat_outputs import Place, plan_places
-from farm.torch.host_numbers import as_value
-from farm.torch.host_numbers import on_host as host_operator
-from farm.torch.host_values import MAKERS, OF_SHAPES, host_values, is_short
 from farm.torch.layer import Compute, forget, layers_on, prefetch_code, register
-from farm.torch.linear import own_gemm
-from farm.torch.operators import OPERATORS, PARAMETERS
-from farm.torch.pooling import own_max_pool
-from farm.torch.subgraphs import SUBGRAPH
+from farm.torch.operators.host_numbers import as_value
+from farm.torch.operators.host_numbers import on_host as host_operator
+from farm.torch.operators.host_values import MAKERS, OF_SHAPES, host_values, is_short
+from farm.torch.operators.linear import own_gemm
+from farm.torch.operators.pooling import own_max_pool
+from farm.torch.operators.table import OPERATORS, PARAMETERS
+from farm.torch.packages.subgraphs import SUBGRAPH
 
 SEVERAL = ("GRU", "LSTM", "Split", SUBGRAPH)
 """Operators with all outputs; of other operators only the first is computed."""

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
 from farm.cuda.device import Device
-from farm.torch.pooling import own_max_pool
-from farm.torch.windows import max_pool
+from farm.torch.operators.pooling import own_max_pool
+from farm.torch.operators.windows import max_pool
 
 WINDOWS: list[dict[str, Any]] = [
     {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},

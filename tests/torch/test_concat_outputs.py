@@ -24,7 +24,7 @@ from farm.bench.networks.torch_dense import DenseLayer
 from farm.bundle.reader import BundledLayer, Cubin
 from farm.torch.layer import forget, register
 from farm.torch.module import module_of
-from farm.torch.shaping import concat
+from farm.torch.operators.shaping import concat
 from tests.samples import LAUNCH
 from tests.torch.test_networks import played
 from tests.unit.onnx_models import constants, info, model, node, save, values

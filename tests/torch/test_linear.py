@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 
-from farm.torch import linear
-from farm.torch.linear import own_gemm
-from farm.torch.operators import gemm
+from farm.torch.operators import linear
+from farm.torch.operators.linear import own_gemm
+from farm.torch.operators.table import gemm
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from codegen.frontend.onnx.export.network import Network, NetworkNode
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from farm.errors import UsageError
 from farm.torch.module import SEVERAL, module_of
-from farm.torch.operators import OPERATORS
+from farm.torch.operators.table import OPERATORS
 
 LEFT_OUT = (
     "resize_tf_crop",

@@ -25,12 +25,12 @@ from farm.bundle.reader import Bundle, BundledLayer
 from farm.errors import UsageError
 from farm.runtime.hybrid import layer_plan
 from farm.runtime.planner import Planned
-from farm.torch import package as packages
 from farm.torch import write_package, write_triton_model
 from farm.torch.layer import forget, register
-from farm.torch.package import Package, SubgraphCall
-from farm.torch.subgraphs import Subgraph, divide
-from farm.torch.triton import config_of
+from farm.torch.packages import aot_inductor
+from farm.torch.packages.aot_inductor import Package, SubgraphCall
+from farm.torch.packages.subgraphs import Subgraph, divide
+from farm.torch.packages.triton import config_of
 from tests.toolchain.played_bundle import played_bundle
 from tests.toolchain.played_runtimes import HERE, Played, build_driver
 from tests.unit.onnx_models import info, model, node, save, squeeze_and_excitation, tensor, values
@@ -274,7 +274,7 @@ def test_a_network_may_fix_its_batch(tmp_path: Path) -> None:
         proto = model(nodes, [tensor("w", values(4, 2, 1, 1))], inputs=[info("x", (size, 2, 3, 3))])
         bundle = Bundle(played_bundle(tmp_path / f"{size}", save(tmp_path, proto)))
         network, subgraphs = divide(bundle.network, {name: each.spec for name, each in bundle.layers.items()})
-        _, found = packages._exported(bundle, network, subgraphs, "cpu")
+        _, found = aot_inductor._exported(bundle, network, subgraphs, "cpu")
         assert found == batch
 
 
@@ -296,7 +296,7 @@ def test_without_a_gpu_the_way_out_is_named(played: PlayedPackage, tmp_path: Pat
 
 
 def test_an_older_pytorch_is_refused(played: PlayedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "_MODE", "mode of later releases")
+    monkeypatch.setattr(aot_inductor, "_MODE", "mode of later releases")
     with pytest.raises(UsageError, match=r"makes no packages with PyTorch's own bits: install 2\.10 or later"):
         write_package(Bundle(played.bundle), tmp_path / "model.pt2", "cpu")
 
@@ -304,6 +304,6 @@ def test_an_older_pytorch_is_refused(played: PlayedPackage, tmp_path: Path, monk
 def test_more_code_than_a_package_holds_is_refused(
     played: PlayedPackage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packages, "MOST_BYTES", 2**10)
+    monkeypatch.setattr(aot_inductor, "MOST_BYTES", 2**10)
     with pytest.raises(UsageError, match=r"MiB of code, and a package holds 0 MiB: compile the model for fewer"):
         write_package(Bundle(played.bundle), tmp_path / "model.pt2", "cpu")

@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: make torch")
 
 from codegen.emulator.ptx import emulate
 from farm.runtime.glue_kernels import glue_entry
-from farm.torch import pooling
-from farm.torch.pooling import own_max_pool
-from farm.torch.windows import max_pool
+from farm.torch.operators import pooling
+from farm.torch.operators.pooling import own_max_pool
+from farm.torch.operators.windows import max_pool
 
 
 def test_on_the_cpu_pytorch_pools() -> None:

@@ -13,7 +13,7 @@ from codegen.frontend.onnx.export.network import Network, read_network
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.layer_spec import LayerSpec
 from farm.runtime.plan import LayerStep
-from farm.torch.subgraphs import SUBGRAPH, Subgraph, divide
+from farm.torch.packages.subgraphs import SUBGRAPH, Subgraph, divide
 from tests.unit.onnx_models import branched_network, info, model, node, save, squeeze_and_excitation, tensor, values
 
 

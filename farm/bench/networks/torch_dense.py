@@ -32,7 +32,7 @@ from codegen.ir.layer_spec import (
     Tanh,
 )
 from farm.torch.layer import output_shape
-from farm.torch.windows import convolution, transposed_convolution
+from farm.torch.operators.windows import convolution, transposed_convolution
 
 
 class DenseLayer(nn.Module):

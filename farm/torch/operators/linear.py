@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from farm.torch.operators import gemm
+from farm.torch.operators.table import gemm
 
 LEAST_WEIGHTS = 2**22
 """Least number of weights for the transposed product."""

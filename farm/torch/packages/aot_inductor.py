@@ -31,7 +31,7 @@ from farm.runtime.plan_files import planned_files
 from farm.torch.export import quiet, reason_of
 from farm.torch.layer import no_gpu_way_out, output_shape
 from farm.torch.module import module_of
-from farm.torch.subgraphs import Subgraph, divide
+from farm.torch.packages.subgraphs import Subgraph, divide
 
 OBJECT = "subgraphs.o"
 """Name of the object file."""

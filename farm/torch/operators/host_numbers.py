@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from farm.torch.host_values import OF_SHAPES
-from farm.torch.operators import OPERATORS, PARAMETERS
+from farm.torch.operators.host_values import OF_SHAPES
+from farm.torch.operators.table import OPERATORS, PARAMETERS
 
 Value: TypeAlias = Any
 _CASTS = (6, 7)

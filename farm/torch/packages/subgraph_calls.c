@@ -1,4 +1,4 @@
-/* The subgraphs of a network that the C runtime runs, as AOTInductor's code calls them. farm/torch/package.py links this
+/* The subgraphs of a network that the C runtime runs, as AOTInductor's code calls them. farm/torch/packages/aot_inductor.py links this
  * file, the C runtime and a bundle for each subgraph into the code of a .pt2 package, which then needs no other file and no
  * Python.
  *

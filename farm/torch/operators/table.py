@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 
 from farm.errors import UsageError
-from farm.torch import shaping
-from farm.torch.recurrent import gru, lstm
-from farm.torch.shaping import Numbers
-from farm.torch.windows import average_pool, convolution, max_pool, transposed_convolution
+from farm.torch.operators import shaping
+from farm.torch.operators.recurrent import gru, lstm
+from farm.torch.operators.shaping import Numbers
+from farm.torch.operators.windows import average_pool, convolution, max_pool, transposed_convolution
 
 T: TypeAlias = torch.Tensor
 

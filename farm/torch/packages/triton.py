@@ -6,7 +6,7 @@ from pathlib import Path
 
 from farm.bundle.reader import Bundle
 from farm.errors import UsageError, printable
-from farm.torch.package import Package, write_package
+from farm.torch.packages.aot_inductor import Package, write_package
 
 TYPES = {
     "bool": "TYPE_BOOL",

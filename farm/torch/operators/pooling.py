@@ -19,7 +19,7 @@ from farm.runtime.lowering import THREADS
 from farm.runtime.max_pools import PACK_BYTES, FastMaxPool
 from farm.torch.contexts import launching_on
 from farm.torch.layer import DTYPES
-from farm.torch.windows import max_pool, window_of
+from farm.torch.operators.windows import max_pool, window_of
 
 SIZES = ([2, 2], [3, 3])
 """Windows that the kernels are specialised for."""

@@ -1,0 +1,1 @@
+"""ONNX operators in PyTorch, and values that follow from shapes."""

@@ -1,0 +1,1 @@
+"""Bundles as AOTInductor packages, and as models of Triton Inference Server."""
