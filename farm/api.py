@@ -37,6 +37,7 @@ from farm.jobs.model import (
     Outcome,
     Status,
     batches_of,
+    trace_id,
 )
 from farm.jobs.submission import Submission, empty_layers_warning, new_id, new_job
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
@@ -352,7 +353,9 @@ class Farm:
 
     def report(self, job_id: str) -> JobReport:
         """Report of a job: zeros, code size and kernel time per layer."""
-        return job_report(self.inspect(job_id), self._ledger, self._store, shipped_records())
+        detail = self.inspect(job_id)
+        trace = trace_id(detail.job.id) if self._settings.otlp_endpoint else ""
+        return job_report(detail, self._ledger, self._store, shipped_records(), trace)
 
     def sweep_report(self, submission: str) -> SweepReport:
         """Report of a submission: its checkpoints compared, and their runs over time. Raises NotFoundError."""

@@ -87,6 +87,8 @@ class JobReport:
     coverage: Coverage
     statistics: Statistics
     """Statistics of this job alone."""
+    trace: str
+    """Id of its trace; empty where none are made."""
 
     def total_microseconds(self, arch: str) -> float:
         """Sum of all layers' times at the job's largest batch size."""
@@ -100,7 +102,9 @@ class JobReport:
         return [tuple(group) for group in groups.values()]
 
 
-def job_report(detail: JobDetail, ledger: Ledger, store: Store, shipped: Sequence[TuningRecord]) -> JobReport:
+def job_report(
+    detail: JobDetail, ledger: Ledger, store: Store, shipped: Sequence[TuningRecord], trace: str
+) -> JobReport:
     """Report of a job, finished or not; `shipped` are tuning records beside the ledger's own."""
     tuned = sorted({plain_arch(choice.arch) for build in detail.builds for choice in build.choices if choice.gpu})
     records = (*ledger.tuning.records(tuned), *shipped) if tuned else ()
@@ -115,7 +119,7 @@ def job_report(detail: JobDetail, ledger: Ledger, store: Store, shipped: Sequenc
             )
         )
     coverage = coverage_of(detail.builds, detail.job.skipped)
-    return JobReport(detail, tuple(layers), coverage, ledger.statistics.of_job(detail.job.id))
+    return JobReport(detail, tuple(layers), coverage, ledger.statistics.of_job(detail.job.id), trace)
 
 
 def _weights(store: Store, build: Build) -> Weights | None:

@@ -17,7 +17,7 @@ from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
 from farm.config.units import format_seconds
 from farm.errors import FarmError, UnreachableError, UnreadableJobError
-from farm.jobs.model import Build, BuildResult, Outcome, Status
+from farm.jobs.model import Build, BuildResult, Outcome, Status, trace_id
 from farm.ledger import Ledger, TemplateRun
 from farm.scheduler.clock import Clock
 from farm.scheduler.eta import Estimate
@@ -101,6 +101,8 @@ class HeldJobs:
             self._say(held, "info", f"planned: {of_job[held.job.id]} templates, {held.left} cubins")
         if self._traces is not None:
             self._traces.planned([held.times for held in begun], began)
+            for held in begun:
+                self._say(held, "info", f"trace {trace_id(held.job.id)}")
         if begun:
             self._progress.planned([held.job for held in begun], _builds(begun), todo)
         return todo
@@ -173,8 +175,6 @@ class HeldJobs:
             match event:
                 case Submitted():
                     self._progress.submitted(event.request)
-                    if self._traces is not None:
-                        self._traces.submitted(event.request)
                 case Retried():
                     self._take_retried(event)
                 case TemplateDone():
@@ -213,7 +213,7 @@ class HeldJobs:
             self._runs.append(TemplateRun(uuid.uuid4().hex, result.key, job, result.seconds))
         new = [held for held in held_jobs if result.key not in held.template_seconds]
         if self._traces is not None:
-            self._traces.template_done([held.times for held in new], result.key, name)
+            self._traces.template_done([held.times for held in new], done)
         if result.warning:
             self._progress.repaired(name, result.warning)
         for held in new:
@@ -260,7 +260,7 @@ class HeldJobs:
         if self._traces is not None:
             found = [(self._held_jobs.get(target.job), target) for target in done.targets]
             named = [(held.times, held.cubin_name(target)) for held, target in found if held is not None]
-            self._traces.cubin_done(named, done.request, done.result)
+            self._traces.cubin_done(named, done)
         for i, target in enumerate(done.targets):
             if (held := self._held_jobs.get(target.job)) is not None:
                 # Further targets share the cubin that was built for the first.

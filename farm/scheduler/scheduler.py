@@ -65,6 +65,8 @@ class TemplateDone:
     request: TemplateRequest
     result: TemplateResult
     targets: Sequence[Target]
+    submitted_at: float | None = None
+    """Time at which the executor got it; None if it did not."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class CubinDone:
     """The original request; the result may be of a lower optimisation level."""
     result: CubinResult
     targets: Sequence[Target]
+    submitted_at: float | None = None
+    """Time at which the executor got it; None if it did not."""
 
 
 Event = Submitted | Retried | TemplateDone | CubinDone
@@ -249,6 +253,7 @@ class Scheduler:
                     room -= 1
                     self.tasks.move(task, State.IN_FLIGHT)
                     self._executor.submit(task.request)
+                    task.submitted_at = self._clock.now()
                     events.append(Submitted(task.request))
         return events
 
@@ -288,7 +293,7 @@ class Scheduler:
         raise TypeError(f"result of a {type(task).__name__} is a {type(result).__name__}")
 
     def _end_template(self, template: TemplateTask, result: TemplateResult) -> list[Event]:
-        done = TemplateDone(template.request, result, template.all_targets())
+        done = TemplateDone(template.request, result, template.all_targets(), template.submitted_at)
         if result.failure is None:
             self.tasks.template_made(template)
             return [done]
@@ -302,7 +307,8 @@ class Scheduler:
     def _end_cubin(self, task: CubinTask, result: CubinResult) -> list[Event]:
         """Finish a cubin, and the cubins that it replaces because they timed out."""
         instead = self.tasks.cubin_done(task)
-        events: list[Event] = [CubinDone(task.request, result, task.targets)] if task.targets else []
+        done = CubinDone(task.request, result, task.targets, task.submitted_at)
+        events: list[Event] = [done] if task.targets else []
         for each in instead:
             shared = replace(result, instead_of=each.key, hit=result.hit or bool(events))
             events += self._end_cubin(each, shared)

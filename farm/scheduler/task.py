@@ -73,6 +73,8 @@ class Task:
     """Whether this coordinator holds the key in the ledger, so that no other coordinator builds it."""
     order: float = math.inf
     """Order of the oldest job that wants the task; URGENT goes before all jobs."""
+    submitted_at: float | None = None
+    """Time of the last submission to the executor; None if there was none."""
     runs_since: float | None = None
     """Start of the tool's run, if the executor reported one."""
     queued: Rank | None = None

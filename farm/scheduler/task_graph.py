@@ -277,6 +277,7 @@ class TaskGraph:
         template.order = math.inf
         template.attempts = Attempts()
         template.acquired = False
+        template.submitted_at = None
 
     def _remove_cubin(self, task: CubinTask, abandoned: list[AbandonedTask]) -> None:
         """Remove a cubin, its unneeded dependency, and its template once no other cubin uses that."""

@@ -17,7 +17,8 @@ from farm.errors import UsageError
 from farm.extras import way_out
 from farm.jobs.model import Job, trace_id
 from farm.scheduler.clock import Clock
-from farm.worker.messages import CubinRequest, CubinResult, Failure, Request
+from farm.scheduler.scheduler import CubinDone, TemplateDone
+from farm.worker.messages import CubinResult, Failure
 
 EXPORT_SECONDS = 5.0
 """Longest time that one export of spans may take, with its retries."""
@@ -78,8 +79,6 @@ class Traces:
         exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS)
         self._processor = BatchSpanProcessor(exporter, max_queue_size=QUEUED_SPANS)
         self._clock = clock
-        self._submitted: dict[str, float] = {}
-        """Moment at which a worker got each unfinished request, by key."""
 
     def planned(self, jobs: Iterable[JobTimes], began: float) -> None:
         """The planning of jobs that were claimed at `began` has ended."""
@@ -88,28 +87,24 @@ class Traces:
             job.planned = now
             job.stages.append(Stage("planning", -math.inf, began, now, {}))
 
-    def submitted(self, request: Request) -> None:
-        """A worker has got a request."""
-        self._submitted[request.key] = self._clock.now()
-
-    def template_done(self, jobs: Iterable[JobTimes], key: str, name: str) -> None:
-        """A template is there or has failed; one that no worker was asked for is no stage."""
-        now, began = self._clock.now(), self._submitted.pop(key, None)
+    def template_done(self, jobs: Iterable[JobTimes], done: TemplateDone) -> None:
+        """A template is there or has failed; a cache hit is no stage."""
+        now = self._clock.now()
         for job in jobs:
-            job.templates[key] = now
-            if began is not None:
-                begun = max(began, job.planned)
-                job.stages.append(Stage("template", job.planned, begun, now, {"farm.task": name}))
+            job.templates[done.request.key] = now
+            if done.submitted_at is not None:
+                began = max(done.submitted_at, job.planned)
+                job.stages.append(Stage("template", job.planned, began, now, {"farm.task": done.request.name}))
 
-    def cubin_done(self, jobs: Iterable[tuple[JobTimes, str]], request: CubinRequest, result: CubinResult) -> None:
-        """A cubin is there or has failed; the texts are its display names in the jobs."""
-        now, began = self._clock.now(), self._submitted.pop(request.key, None)
-        if began is None:
+    def cubin_done(self, jobs: Iterable[tuple[JobTimes, str]], done: CubinDone) -> None:
+        """A cubin is there or has failed; the texts are its display names in the jobs. A cache hit is no stage."""
+        if done.submitted_at is None:
             return
+        now = self._clock.now()
         for job, name in jobs:
-            ready = job.templates.get(request.template.key, job.planned)
-            begun = max(began, ready)
-            job.stages.append(Stage("cubin", ready, begun, now, {"farm.task": name}, _steps(result)))
+            ready = job.templates.get(done.request.template.key, job.planned)
+            began = max(done.submitted_at, ready)
+            job.stages.append(Stage("cubin", ready, began, now, {"farm.task": name}, _steps(done.result)))
 
     def ended(self, job: Job, times: JobTimes) -> None:
         """Exports the trace of a job that this coordinator has just ended."""

@@ -71,7 +71,7 @@ class PlayedExecutor(Executor):
         if not self._waiting:
             return []
         request = self._waiting.popleft()
-        return [self._play(request) or self._succeed(request)]
+        return [self._play(request) or self.build(request)]
 
     def cancel(self, keys: Collection[str]) -> None:
         self.dropped += [request.key for request in self._waiting if request.key in keys]
@@ -90,7 +90,8 @@ class PlayedExecutor(Executor):
     def close(self) -> None:
         self.cancel_all()
 
-    def _succeed(self, request: Request) -> Result:
+    def build(self, request: Request) -> Result:
+        """The result of a request, written to the store."""
         blob = self._store.put(request.key.encode())
         if isinstance(request, TemplateRequest):
             self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": blob, "seconds": 1.5})

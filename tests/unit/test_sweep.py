@@ -70,7 +70,7 @@ class Tools(PlayedExecutor):
         [request] = [request for request in self._waiting if request.key == first]
         self._waiting.remove(request)
         self._begin()
-        result = self._succeed(request)
+        result = self.build(request)
         if isinstance(result, TemplateResult):
             return [replace(result, seconds=self.seconds[first])]
         assert isinstance(result, CubinResult)

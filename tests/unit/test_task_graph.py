@@ -96,7 +96,7 @@ class StagedExecutor(PlayedExecutor):
 
     def stage(self, key: str, fault: Fault | None) -> None:
         request = self.flying[key]
-        self.staged.append(failed(request, Failure(fault, "m")) if fault else self._succeed(request))
+        self.staged.append(failed(request, Failure(fault, "m")) if fault else self.build(request))
 
     def wait(self, timeout_seconds: float) -> list[Result]:
         results, self.staged = {each.key: each for each in self.staged}, []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from cli.report.job_page import report_page
 from farm.errors import UsageError
 from farm.jobs.model import JobSet, Status, trace_id
+from farm.scheduler.held_jobs import WRITE_SECONDS
 from farm.worker.messages import CubinRequest, CubinResult, Failure, Fault, Request, Result
 from tests.unit.farmyard import Farmyard, PlayedExecutor
+from tests.unit.reported import report
 
 pytest.importorskip("opentelemetry.proto")
 
@@ -89,6 +93,18 @@ def test_a_job_s_trace_has_each_stage_and_the_wait_before_it(yard: Farmyard, rec
     assert {"conv1 sm_90", "conv2 sm_90"} == {attributes(span)["farm.task"] for span in by_name["cubin"]}
 
 
+def test_the_log_and_the_report_name_the_trace(yard: Farmyard, tmp_path: Path) -> None:
+    [job_id] = yard.submit("a")
+    yard.run([job_id])
+    assert f"trace {trace_id(job_id)}" in [event.text for event in yard.ledger.events(job_id)]
+    assert f"trace {trace_id(job_id)}" in report_page(report(yard, job_id))
+    untraced = Farmyard(tmp_path / "untraced")
+    [job_id] = untraced.submit("a")
+    untraced.run([job_id])
+    assert not [event.text for event in untraced.ledger.events(job_id) if event.text.startswith("trace")]
+    assert trace_id(job_id) not in report_page(report(untraced, job_id))
+
+
 def test_every_span_lies_within_its_parent(yard: Farmyard, receiver: Receiver) -> None:
     yard.run(yard.submit("a", "b"))
     spans = {(span.trace_id, span.span_id): span for span in receiver.spans}
@@ -136,6 +152,28 @@ def test_a_job_that_was_taken_over_has_one_trace(yard: Farmyard, receiver: Recei
     assert taken
     assert names(receiver).count("job") == 1
     assert names(receiver).count("planning") == 1
+
+
+def test_a_hit_is_no_stage_after_the_request_of_a_cancelled_job(yard: Farmyard, receiver: Receiver) -> None:
+    first_cubin: list[str] = []
+
+    def cancelled(request: Request) -> Result | None:
+        if isinstance(request, CubinRequest) and not first_cubin:
+            first_cubin.append(request.key)
+            for each in executor.submitted:
+                executor.build(each)  # as another coordinator might
+            yard.ledger.cancel(JobSet((job_id,)), "no longer wanted")
+            next_ids.extend(yard.submit("b"))
+            time.sleep(2 * WRITE_SECONDS)  # until the coordinator asks whether the job is still its own
+        return None
+
+    [job_id] = yard.submit("a")
+    next_ids: list[str] = []
+    executor = PlayedExecutor(yard.store, cancelled, capacity=8)
+    yard.coordinator(executor).serve(drain=True)
+    assert executor.dropped
+    assert [yard.ledger.job(each).status for each in (job_id, *next_ids)] == [Status.CANCELLED, Status.SUCCEEDED]
+    assert {"template", "cubin"}.isdisjoint(names(receiver))
 
 
 def test_a_receiver_that_is_away_leaves_the_job_alone(yard: Farmyard, receiver: Receiver) -> None:
