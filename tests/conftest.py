@@ -98,7 +98,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many drawn layers were compared, whichever processes compared them."""
+    """Report the number of drawn layers that all processes compared."""
     passed = terminalreporter.getreports("passed")
     found = [json.loads(value) for each in passed for name, value in each.user_properties if name == DRAWN_LAYERS]
     if not found:

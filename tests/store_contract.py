@@ -174,10 +174,10 @@ class StoreContract:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a store keeps its bytes, and how to get at them behind its back."""
+    """A store's bytes, and access to them behind its back."""
 
     open: Callable[[], Store]
-    """As another process would."""
+    """Opens the store as another process would."""
     open_read_only: Callable[[], Store]
     overwrite: Callable[[str, bytes], None]
     remove: Callable[[str], None]

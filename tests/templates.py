@@ -25,7 +25,7 @@ from codegen.verification.compare import Verification, random_run, verify_layer
 
 LIMITS = ToolLimits(300)
 KEPT_SECONDS = 7 * 86_400
-"""How long a file stays that no test has read."""
+"""Lifetime of a file that no test reads."""
 
 
 class SharedFolder:
@@ -50,7 +50,7 @@ def open_shared_folder() -> None:
 def shared_template(
     spec: LayerSpec, tiling: Tiling, virtual_arch: str = "compute_80", toolchain: Toolchain | None = None
 ) -> Template:
-    """As `make_template` makes it, with the pinned tools unless others are given."""
+    """A template of `make_template`, with the pinned tools unless others are given."""
     tools = toolchain or find_toolchain()
     made_by = template_key(spec, tiling, virtual_arch, tools.nvcc_version, tools.compiler_digest)
     key = replace(made_by, generator_digest=_generator())

@@ -67,7 +67,7 @@ class PlayedRig:
     """A GPU whose kernels are tilings: how long each takes and which compute something else is up to the test."""
 
     time_of: Callable[[Tiling], float]
-    """As in a network."""
+    """Time of a kernel in a network."""
     wrong: Callable[[Tiling], bool] = lambda tiling: False
     gpu: str = GPU
     arch: str = "sm_90"

@@ -171,7 +171,7 @@ class Tiled(Generic[Spec]):
 
     @cached_property
     def pairing(self) -> Pairing:
-        """Which outputs of a convolution a lane computes at once."""
+        """Outputs of a convolution that a lane computes at once."""
         return pairing(self.spec.data_type, self.tiling, self.geometry.neighbours)
 
     @property

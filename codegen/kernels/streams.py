@@ -16,7 +16,7 @@ QUAD = 4
 
 @dataclass(frozen=True)
 class Streams:
-    """How a tiling divides channels and output channels: a stream is the instructions of one K group.
+    """Division of channels and output channels by a tiling: a stream is the instructions of one K group.
 
     Streams of a span read the same channels: a span is one group of a grouped convolution, or several if the groups are
     so small that a stream serves them together.

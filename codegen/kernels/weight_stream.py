@@ -99,7 +99,7 @@ def _terms(geometry: Geometry, tiling: Tiling, tap: Tap) -> Iterator[tuple[int, 
 
 @lru_cache(maxsize=64)
 def slots(layer: AnyTiled) -> Slots:
-    """Which weight and which sum each placeholder of the loop body belongs to."""
+    """Weight and sum of each placeholder of the loop body."""
     geometry, tiling = layer.geometry, layer.tiling
     channels = min(tiling.chunk_channels, geometry.group_channels) if geometry.groups > 1 else tiling.chunk_channels
     rows = [

@@ -17,7 +17,7 @@ CLUSTERED_INSTRUCTIONS = 400_000
 
 
 def cut(streams: NDArray[np.float64], cluster: int = 1) -> tuple[Part, ...]:
-    """As few parts as ptxas compiles in seconds each, or in a minute with clusters; about even, clusters whole."""
+    """Fewest parts that ptxas compiles in seconds each, or in a minute with clusters; about even, clusters whole."""
     if cluster > 1:
         of_cluster = streams.reshape(-1, cluster).sum(axis=1)
         count = math.ceil(float(streams.sum()) / CLUSTERED_INSTRUCTIONS)

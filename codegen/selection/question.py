@@ -11,7 +11,7 @@ from codegen.target.device_model import REFERENCE, DeviceModel
 
 @dataclass(frozen=True)
 class RankingQuestion:
-    """Which tilings are fastest for a layer: its shape and bands of batch and density, but no weights."""
+    """Question for a layer's fastest tilings: its shape and bands of batch and density, but no weights."""
 
     spec: LayerSpec
     """Canonical."""

@@ -55,7 +55,7 @@ class CompiledLayer:
 
     @property
     def launch(self) -> Launch:
-        """How to launch the layer's only kernel. Raises UsageError if it has several: see `parts_for`."""
+        """Launch of the layer's only kernel. Raises UsageError if it has several: see `parts_for`."""
         return self._only().launch
 
     def _only(self) -> CompiledPart:

@@ -284,7 +284,7 @@ class BuildResult:
     evidence: str = ""
     """Evidence of direct code, such as `qualified on NVIDIA H200` or `checked without a GPU`; empty for other code."""
     launch: Launch | None = None
-    """How to launch the cubin, from its record in the store; None without a cubin."""
+    """Launch of the cubin, from its record in the store; None without a cubin."""
     skeleton_seconds: float = 0.0
     """Time of ptxas for the skeleton; 0 if it was a cache hit or not needed."""
 

@@ -148,7 +148,7 @@ class DiskStore:
 
     @cached_property
     def _clock_ahead_seconds(self) -> float:
-        """How far this machine's clock is ahead of the folder's, which another machine may serve; to the second."""
+        """Lead of this machine's clock over the folder's, which another machine may serve; to the second."""
         try:
             here = time.time()
             with TemporaryFile(dir=self._root / "v1") as probe:

@@ -67,7 +67,7 @@ def prefetch_code(layers: Sequence[GpuLayer], device: torch.device) -> None:
 
 
 def no_gpu_way_out() -> str:
-    """What to do if PyTorch finds no GPU."""
+    """Way out if PyTorch finds no GPU."""
     built = "; this PyTorch is built without CUDA" if torch.version.cuda is None else ""
     return f"use a machine with a GPU and check nvidia-smi{built}"
 

@@ -24,7 +24,7 @@ class ReferenceTensor:
     quantized: bool = False
     """Whether the model rounds activations to integers."""
     roundings_of_one: float = 0.0
-    """How many roundings of a result near 1 an element may be off by, however small it is."""
+    """Allowed error of each element, however small, in roundings of a result near 1."""
 
 
 def reference_tensors(

@@ -85,7 +85,7 @@ def is_sampled(weights: str) -> bool:
 
 
 def difference(patched: Cubin, made: Cubin) -> str:
-    """How a patched cubin differs from ptxas's, in words; empty if they are equal."""
+    """Difference of a patched cubin from ptxas's, in words; empty if they are equal."""
     if patched.data == made.data:
         return ""
     ours, theirs = (CubinFile.read(each.data).words for each in (patched, made))

@@ -56,7 +56,7 @@ def bundle_outputs(bundle: Path, count: int) -> NDArray[Any]:
 
 
 def compared(found: NDArray[Any], expected: NDArray[Any]) -> dict[str, Any]:
-    """How many images get the same answer, and how far the outputs are apart."""
+    """Number of images with the same answer, and the distance of the outputs."""
     equal = found.argmax(1) == expected.argmax(1)
     top = np.sort(expected.astype(np.float64), axis=1)[:, -2:]
     difference = np.linalg.norm(found.astype(np.float64) - expected) / np.linalg.norm(expected.astype(np.float64))

@@ -41,7 +41,7 @@ SPARSITY = 0.9
 BATCH = 64
 LIMITS = ToolLimits(600)
 TIMES = 3
-"""How often a layer is assembled directly; the fastest counts."""
+"""Number of times that a layer is assembled directly; the fastest counts."""
 CHECKPOINTS = 30
 Made = TypeVar("Made")
 

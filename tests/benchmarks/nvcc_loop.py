@@ -31,7 +31,7 @@ class Pair:
     part: Part
     arch: str
     times: int
-    """How often the loop comes to it: once for each checkpoint that has it."""
+    """Number of times that the loop comes to it: once for each checkpoint that has it."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def play_all(services: Services, name: str, seeds: range) -> int:
-    """How many of the rounds failed."""
+    """Number of rounds that failed."""
     start, failed, in_time = time.monotonic(), 0, 0
     for seed in seeds:
         began = time.monotonic()

@@ -51,7 +51,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Played:
-    """How a round went."""
+    """Outcome of a round."""
 
     said: str
     in_time: bool

@@ -32,9 +32,9 @@ from tests.signing_keys import key_file
 from tests.toolchain.tools import Tools
 
 AWAY_SECONDS = 3.0
-"""How long a server that was killed stays away, at most."""
+"""Longest absence of a killed server."""
 ASLEEP_SECONDS = 12.0
-"""How long a coordinator sleeps, at most: three leases."""
+"""Longest sleep of a coordinator: three leases."""
 DISK_BYTES = 2**20
 
 

@@ -33,7 +33,7 @@ def gpus_here() -> str:
 
 
 def told(settings: Settings) -> Generator[dict[str, Any], None, None]:
-    """Where it runs, and with what."""
+    """Process, GPU and settings of a job."""
     yield {"pid": os.getpid(), "gpu": gpus_here(), "database": settings.database_url, "jobs": settings.jobs}
 
 

@@ -55,7 +55,7 @@ class RayNodes:
         return self.folder / f"cache{node}"
 
     def logs(self, node: int) -> Path:
-        """Where Ray keeps this node's sockets and logs."""
+        """Folder of Ray's sockets and logs of this node."""
         return self.folder / f"ray{node}"
 
     def __enter__(self) -> Self:

@@ -45,7 +45,7 @@ KINDS: dict[Kind, Values] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Where the values of a layer come from."""
+    """Origin of a layer's values."""
 
     seed: int
     kind: Kind = "normal"
@@ -253,7 +253,7 @@ class _Builder:
                 self._gelu_of_nodes(before)
 
     def _gelu_of_nodes(self, before: str) -> None:
-        """As exporters write it."""
+        """GELU in the nodes that exporters write."""
         self._node("Div", before, self._constant(math.sqrt(2)))
         self._node("Erf", self._last)
         self._node("Add", self._last, self._constant(1))

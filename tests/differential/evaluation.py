@@ -58,7 +58,7 @@ class Tensor:
 
     @property
     def folding(self) -> Float64Array:
-        """How far off a product may be because this many nodes were folded into its weights."""
+        """Largest error of a product because this many nodes were folded into its weights."""
         limits = ml_dtypes.finfo(self.dtype)
         u, tiny = float(limits.eps) / 2, float(limits.smallest_subnormal)
         return self.folds * (u * self.magnitude + tiny / 2 * (self.reach + 1))

@@ -90,7 +90,7 @@ class Geometry:
 
     @property
     def weights_shape(self) -> tuple[int, ...]:
-        """As ONNX has it."""
+        """Shape of the weights in ONNX."""
         if self.operator == "Conv":
             return self.output_channels, self.channels // self.group, *self.window
         if self.operator == "ConvTranspose":

@@ -38,7 +38,7 @@ class Output:
     values: NDArray[np.float64]
     """NaN where the kernel wrote nothing."""
     bound: NDArray[np.float64]
-    """How far they may be from the layer as it was read, with its weights as they were folded."""
+    """Largest allowed distance from the layer as it was read, with its weights as they were folded."""
 
 
 @dataclass(frozen=True)

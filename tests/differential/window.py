@@ -1,4 +1,4 @@
-"""How a kernel moves over a map, and the sums of products that this gives, in float64."""
+"""Windows of a kernel over a map, and their sums of products, in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Window:
-    """How a kernel moves over a map of height and width, or width alone, which then is a map of height 1."""
+    """Motion of a kernel over a map of height and width, or width alone, which then is a map of height 1."""
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]

@@ -51,7 +51,7 @@ def workbench(device: Device, toolchain: Toolchain, record_property: Callable[[s
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How far the layers were off at most, whichever processes ran them."""
+    """Report the largest errors of the layers that all processes ran."""
     reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
     runs = [json.loads(value) for each in reports for name, value in each.user_properties if name == LAYER_RUN]
     if runs:

@@ -30,7 +30,7 @@ LONGEST_FIRST = sorted(
     NETWORK_LAYERS,
     key=lambda name: -NETWORK_LAYERS[name].spec.weights_count * (1 - NETWORK_LAYERS[name].sparsity),
 )
-"""So that no process begins with minutes of ptxas when the others are about to end."""
+"""Layers by descending work: no process begins minutes of ptxas when the others are about to end."""
 SPECIAL_VALUES = (np.inf, -np.inf, np.nan, -0.0, 1e-40, 3e38, 1e-7)
 POINTWISE = ODD_LAYERS["pointwise, 16 bytes a copy"]
 

@@ -188,7 +188,7 @@ def test_more_images_than_one_turn_takes_give_the_same(jobs: dict[str, str], fol
 
 
 def test_a_gpu_without_cubins_runs_the_ptx(jobs: dict[str, str], folder: Path, tmp_path: Path, gpu: Gpu) -> None:
-    """As a later GPU would."""
+    """The bundle's code is for another architecture, as it is on a later GPU."""
     other = "sm_120" if not gpu.arch.startswith("sm_12") else "sm_90"
     for path in (folder / "branched").rglob("*"):
         if path.is_file():

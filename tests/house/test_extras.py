@@ -12,7 +12,7 @@ from tests.house.tree import ROOT, own_files
 
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 BY_NAME = "sparse-compile-farm" + "["
-"""As an index would have it."""
+"""Start of an extra's name as on a package index."""
 
 
 def texts() -> dict[str, str]:

@@ -52,7 +52,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def commands(program: str) -> set[tuple[str, ...]]:
-    """How the files call a program, each call as its words: in their values, and in README.md between backquotes."""
+    """Calls of a program in the files, each as its words: in their values, and in README.md between backquotes."""
     paths = [*INFRA.glob("*.yaml"), *KUBERAY]
     told = [text for path in paths for each in yaml.safe_load_all(path.read_text()) for text in texts(each)]
     readme = (INFRA / "README.md").read_text()

@@ -48,7 +48,7 @@ EXPECTED = {
     "feed_forward": Expected({"linear": 2}, 2),
 }
 SPARSER = {("vgg16", 0.95): Expected({"conv2d": 13, "linear": 2}, 14, ("fc6",))}
-"""Where the sparsity changes what is compiled: the code of a million non-zeros is about as large as it may be."""
+"""Networks whose compiled layers depend on the sparsity: a million non-zeros are near the largest allowed code."""
 SAMPLED = {"resnet34", "densenet121", "efficientnet_b0"}
 """Networks of many layers alike: one layer of each kind is verified; `make models` verifies them all."""
 

@@ -48,7 +48,7 @@ class PlannedNetwork:
     skipped: tuple[SkippedLayer, ...]
 
     def operators(self) -> dict[str, int]:
-        """How many layers of each operator are compiled."""
+        """Number of compiled layers by operator."""
         names = [str(build.spec.to_json()["operator"]) for _, build in self.layers]
         return {name: names.count(name) for name in sorted(set(names))}
 

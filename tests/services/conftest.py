@@ -57,7 +57,7 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """As this program needs it."""
+    """A database with the settings that this program needs."""
     if request.param == "sqlite":
         yield Database("sqlite", settings_of(f"sqlite:///{tmp_path / 'deep' / 'farm.db'}"))
         return

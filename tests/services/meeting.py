@@ -1,4 +1,4 @@
-"""Where processes of a test wait for one another."""
+"""Meeting point at which processes of a test wait for one another."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class PostgreSQL:
             self._server = None
 
     def kill(self) -> None:
-        """As a machine that loses its power: every process of the server, and nothing is told to anybody."""
+        """Kill every process of the server without notice, as a loss of power does."""
         assert self._server is not None
         children = Path(f"/proc/{self._server.pid}/task/{self._server.pid}/children").read_text().split()
         self._server.kill()

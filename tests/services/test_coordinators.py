@@ -36,7 +36,7 @@ def farm(database: Database, tmp_path: Path) -> Iterator[Farmyard]:
 
 
 def end_leases(ledger: Ledger) -> None:
-    """As if every coordinator had been asleep for longer than its lease."""
+    """End all leases, as if every coordinator had been asleep for longer than its lease."""
     with ledger._database.writing() as connection:
         connection.execute(update(jobs).where(jobs.c.lease_until.is_not(None)).values(lease_until=0))
         connection.execute(update(coordinators).values(lease_until=0))

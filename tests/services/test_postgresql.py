@@ -186,7 +186,7 @@ def test_a_missing_driver_is_named_with_the_way_to_it(monkeypatch: pytest.Monkey
 def test_the_password_may_stand_in_a_service_file_that_others_may_read(
     postgresql: PostgreSQL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As infra/compose.yaml has it."""
+    """The service file is written as in infra/compose.yaml."""
     postgresql.require_password("grace", "hopper")
     services = tmp_path / "pg_service.conf"
     services.write_text("[farm]\npassword=hopper\n")

@@ -54,7 +54,7 @@ def test_a_network_computes_what_onnxruntime_does(
 
 
 def of_another_version(folder: Path) -> None:
-    """As an older program wrote it."""
+    """Rewrite the plan as an older program wrote it."""
     old = (folder / "network.plan").read_bytes()
     new = old.replace(PLAN_FORMAT.encode(), b"farm-plan 4", 1)
     (folder / "network.plan").write_bytes(new)

@@ -191,7 +191,7 @@ def test_a_template_does_not_grow_with_channels_or_kernels() -> None:
 
 
 def additions_of(case: Case, nonzeros: slice | int) -> int:
-    """How often a sum of three kernels goes to float32, whose weights are zero but for these [C * R * S]."""
+    """Number of additions to float32 of three kernels whose weights are zero but for these [C * R * S]."""
     kernel = np.zeros(
         (case.spec.output_channels, case.spec.weights_count // case.spec.output_channels), dtype=np.float32
     )

@@ -201,7 +201,7 @@ def test_sixteen_times_as_many_k_groups_are_checked_in_hardly_more_steps() -> No
 
 
 def calls_of(work: Callable[[], None]) -> int:
-    """How many functions are called."""
+    """Number of function calls."""
     calls = Counter[str]()
     sys.setprofile(lambda _frame, event, _argument: calls.update([event]))
     try:

@@ -241,7 +241,7 @@ def test_machine_code_made_without_ptxas_computes_bit_for_bit_what_the_ptx_does(
 
 
 def test_rows_of_a_length_that_is_divided_by_as_a_product_are_known_too() -> None:
-    """Where a thread's inputs lie takes a division by 30 here: IMAD.HI."""
+    """The address of a thread's inputs takes a division by 30 here: IMAD.HI."""
     spec, tiling = Linear(30, 6, data_type="float16"), Tiling("linear", 32, 1, 1, 2, 30, 2, "float16")
     template = shared_template(spec, tiling)
     rng = np.random.default_rng(1)

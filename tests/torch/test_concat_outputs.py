@@ -113,7 +113,7 @@ WRITTEN = {
     "halves of a layer": (0, 0, 1),
     "halves of a layer that nothing else reads": (2, 0, 1),
 }
-"""How many layers write among others, how many tensors are copied there, and how many Concats are left."""
+"""Numbers of layers that write among others, of tensors copied there, and of Concats left."""
 
 
 def module_read(
@@ -140,7 +140,7 @@ def module_read(
 
 
 def calls(module: torch.fx.GraphModule) -> tuple[int, int, int]:
-    """As WRITTEN has them."""
+    """The numbers that WRITTEN lists, of this module."""
     found = Counter(each.target for each in module.graph.nodes if each.op == "call_function")
     return found[torch.ops.farm.write_layer.default], found[torch.ops.farm.place.default], found[concat]
 

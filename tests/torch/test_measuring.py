@@ -1,4 +1,4 @@
-"""How a network's call is timed: in a CUDA that is played; and what torch's profiler wrote of a replay, read."""
+"""Timing of a network's call, in a CUDA that is played, and reading of a replay from torch's profiler."""
 
 from __future__ import annotations
 

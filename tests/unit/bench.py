@@ -1,4 +1,4 @@
-"""Where small kernels written by hand are run: the text around a body, and the registers it may use."""
+"""Runs small kernels written by hand: the text around a body, and the registers it may use."""
 
 from __future__ import annotations
 

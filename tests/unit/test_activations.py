@@ -52,7 +52,7 @@ THIN = float(np.float32(0.05))
 each_activation = pytest.mark.parametrize("step", ACTIVATIONS, ids=str)
 
 ROUNDED = {"ex2": 2.5 * 2.0**-23, "rcp": 2.0**-23, "mul": 2.0**-24, "fma": 2.0**-24, "add": 2.0**-24, "sub": 2.0**-24}
-"""How far off a result may be, as a share of it: units in the last place are at most 2^-23 of a number."""
+"""Largest error of a result, as a share of it: units in the last place are at most 2^-23 of a number."""
 EXACT = ("abs", "mov", "min", "cvt", "selp", "setp")
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a replay goes, from made-up kernels."""
+"""Breakdown of a replay's time, from made-up kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers are split over clusters, on which architectures, and how they are cut."""
+"""Layers that are split over clusters: their architectures, and their cuts."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_order_place_pays_for_large_inputs_and_costs_small_blocks() -> None:
     small_blocks, lone_blocks = Tiling("conv2d", 56, 4, 1, 43, 8, 3), Tiling("conv2d", 56, 14, 1, 43, 4, 2)
 
     def by_place(spec: Conv2d, tiling: Tiling) -> float:
-        """How much longer than K group after K group."""
+        """Time by place as a share of the time K group after K group."""
         in_turn, beside = (tiled(spec, replace(tiling, order=order)) for order in ("group", "place"))
         return predict_microseconds(beside, 64, 0.1) / predict_microseconds(in_turn, 64, 0.1)
 

@@ -38,7 +38,7 @@ class Memories:
     constants: NDArray[np.uint8]
     """Bank 0: sizes of the block and grid, the stack pointer, the arguments."""
     known: NDArray[np.bool_]
-    """Which bytes of bank 0 are known."""
+    """Mask of the known bytes of bank 0."""
     literals: bytes
     """Bank 2."""
     local: NDArray[np.uint8]
@@ -156,7 +156,7 @@ class Instruction:
 
     @cached_property
     def form(self) -> Form:
-        """Where its operands come from. Raises UnsupportedError if the instruction is unknown."""
+        """Sources of its operands. Raises UnsupportedError if the instruction is unknown."""
         return self.kind.form_in(self.field(0, 12))
 
     def check_bits(self) -> None:

@@ -147,7 +147,7 @@ def interleaved(
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where loads and gap words go."""
+    """Places of loads and gap words."""
 
     before: NDArray[np.int64]
     """[loads]: the operation that each goes before."""

@@ -58,7 +58,7 @@ class WeightCode:
     untouched: NDArray[np.bool_]
     """[groups, accumulators]: whether an accumulator has no product."""
     inserted: InsertedWords | None = None
-    """Where the words between chunks go, if chunks overlap."""
+    """Words between chunks with their places, if chunks overlap."""
     stores_early: bool = False
     """Whether `inserted` also has the words of early stores."""
 
@@ -122,7 +122,7 @@ class _Plan:
     """[turns]: place of the operation that waits for the loads of each turn."""
     gap: GapWords | None
     placement: Placement | None
-    """Where loads and gap words go; None if chunks do not overlap."""
+    """Places of loads and gap words; None if chunks do not overlap."""
     stores_early: bool
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How far branches go: distances read from and written to the words of BRA and BSSY."""
+"""Branch distances, read from and written to the words of BRA and BSSY."""
 
 from __future__ import annotations
 

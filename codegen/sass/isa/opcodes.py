@@ -76,7 +76,7 @@ SIGN_33 = Field(64, 1)
 
 
 class Form(IntEnum):
-    """Where an arithmetic instruction's second and third operand (b, c) come from: the upper three bits of its opcode.
+    """Sources of an arithmetic instruction's second and third operand (b, c): the upper three bits of its opcode.
 
     Bits 32 to 63 hold the operand that the name ends with, bits 64 to 71 the register of the other one.
     """
@@ -174,7 +174,7 @@ class Opcode:
     forms: tuple[int, ...] = ()
     """Upper three bits of its opcode that are understood; empty: all."""
     form: Form | None = None
-    """Where its operands come from, if the upper three bits of its opcode say something else."""
+    """Sources of its operands, if the upper three bits of its opcode say something else."""
     understood: tuple[Bits, ...] | None = None
     """Bits whose meaning the emulator knows, besides operands, guard and scheduling. None: it does not execute it."""
     fixed: tuple[int, ...] = (0,)
@@ -191,7 +191,7 @@ class Opcode:
         return self.unit not in (*MEMORY_UNITS, "control", "other") and self.result >= 0
 
     def form_in(self, opcode: int) -> Form:
-        """Where the operands of a word with this opcode of twelve bits come from."""
+        """Sources of the operands of a word with this opcode of twelve bits."""
         form = self.form or Form(opcode >> FORM_SHIFT)
         return form if self.c else form.without_c
 
@@ -226,7 +226,7 @@ _SIGN_A, _SIGN_B, _SIGN_C = (72, 2), (62, 2), (74, 2)
 """Sign of a float: negated, and made positive before that."""
 _NEGATED_A, _NEGATED_B, _NEGATED_C = (72, 1), (63, 1), (75, 1)
 _HALVES_A, _HALVES_B = (74, 2), (60, 2)
-"""Which halves of a register two float16 operands are."""
+"""Halves of a register that two float16 operands are."""
 _HALVES_AND_SIGN_C: Final = (81, 4)
 _FIRST, _SECOND = (81, 3), (84, 3)
 _SIGNED: Final = (73, 1)

@@ -1,4 +1,4 @@
-"""Which registers and predicates each word of a stream reads and writes."""
+"""Registers and predicates that each word of a stream reads and writes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Uses = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True, eq=False)
 class Accesses:
-    """Which word uses which resource, sorted by resource, then by word; arrays are [accesses]."""
+    """Uses of resources by words, sorted by resource, then by word; arrays are [accesses]."""
 
     keys: NDArray[np.int64]
     """Resource and word in one number, sorted."""

@@ -77,7 +77,7 @@ def _used(count: int, workload: Workload, density: float) -> float:
 
 
 def norm(terms: Iterable[float], overlap: float) -> float:
-    """How terms of a time combine: between their sum (1) and their maximum (infinity)."""
+    """Combined terms of a time: between their sum (1) and their maximum (infinity)."""
     total = 0.0
     for term in terms:  # not by `sum`, which adds floats up differently from Python 3.12 on
         total += term**overlap

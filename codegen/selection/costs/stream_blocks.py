@@ -34,7 +34,7 @@ ColdClocks = Callable[[float], float]
 
 @dataclass(frozen=True)
 class InputPath:
-    """How the inputs of a block get to its threads."""
+    """Path of a block's inputs to its threads."""
 
     tile_bytes: float
     """Bytes that a block reads from global memory."""

@@ -83,7 +83,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a set of constants does on some layers."""
+    """Quality of a set of constants on some layers."""
 
     slower: NDArray[np.float64]
     """[layers]: time of the first choice over the time of the fastest measured."""

@@ -30,7 +30,7 @@ def _all(inputs: Sequence[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class _Operator:
-    """How an operator on integers gives its operands, each followed by its scale and zero point."""
+    """Operand layout of an operator on integers: scale and zero point follow each operand."""
 
     floating: str
     """The operator on floats."""
