@@ -44,6 +44,14 @@ LEFT_OUT = (
     "seq_length",
     "reduce_max_bool",
     "reduce_min_bool",
+    "attention_3d_local_window",
+    "attention_bidirectional_window",
+    "attention_local_window",
+    "nonpad",
+    "padded_kv",
+    "past_and_present",
+    "softcap",
+    "softmax_precision",
 )
 
 ROUNDED = {"test_averagepool_2d_ceil_last_window_starts_on_pad"}
@@ -157,10 +165,12 @@ def test_of_an_operator_with_more_outputs_the_first_is_right_and_the_others_are_
             "does not support Resize by tf_crop_and_resize",
         ),
         ("QuantizeLinear", {"output_dtype": 3}, "does not support QuantizeLinear with output_dtype"),
+        ("Attention", {"softcap": 2.0}, "does not support Attention with softcap"),
     ],
 )
 def test_what_an_operator_does_not_run_is_an_error_with_the_way_out(
     operator: str, attributes: dict[str, Any], reason: str
 ) -> None:
+    others = {"Attention": 2, "QuantizeLinear": 1}.get(operator, 0)
     with pytest.raises(UsageError, match=f"{reason}.*use another runtime"):
-        OPERATORS[operator](torch.zeros(1, 2, 2, 2), *[torch.ones(())] * (operator == "QuantizeLinear"), **attributes)
+        OPERATORS[operator](torch.zeros(1, 2, 2, 2), *[torch.ones(())] * others, **attributes)

@@ -5,6 +5,7 @@ A value is an integer or truth, a list of them, or a tensor on the CPU: all othe
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -46,8 +47,9 @@ def _as_tensor(value: Value) -> torch.Tensor | None:
     return torch.tensor(value, dtype=torch.int64 if value == [] else None)
 
 
-def _shape(x: torch.Tensor, start: int = 0, end: int | None = None, **_: Any) -> Value:
-    return list(x.shape)[start:end]
+def _shape(x: Value, start: int = 0, end: int | None = None, **_: Any) -> Value:
+    sizes = list(x.shape) if isinstance(x, torch.Tensor) else [len(x)] if isinstance(x, list) else []
+    return sizes[start:end]
 
 
 def _gather(values: Value, index: Value, **_: Any) -> Value:
@@ -124,7 +126,7 @@ _OF_INTEGERS: dict[str, Callable[..., Value]] = {
     "Mul": _each(operator.mul),
     "Reshape": _reshape,
     "Shape": _shape,
-    "Size": lambda x, **_: x.numel(),
+    "Size": lambda x, **_: math.prod(_shape(x)),
     "Slice": _slice,
     "Squeeze": _squeeze,
     "Sub": _each(operator.sub),

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from farm.errors import UsageError
 from farm.torch.operators import shaping
+from farm.torch.operators.attention import attention
 from farm.torch.operators.recurrent import gru, lstm
 from farm.torch.operators.shaping import Numbers
 from farm.torch.operators.windows import average_pool, convolution, max_pool, transposed_convolution
@@ -39,6 +40,7 @@ PARAMETERS: dict[str, tuple[int, ...]] = {
     "Split": (1,),
     "Squeeze": (1,),
     "Tile": (1,),
+    "Trilu": (1,),
     "Unsqueeze": (1,),
 }
 """Positions of inputs that are read on the CPU, if they are constants or follow from shapes, by operator."""
@@ -165,6 +167,15 @@ def _layer_normalization(x: T, scale: T, bias: T | None = None, axis: int = -1, 
     return functional.layer_norm(x, shape, weight, None if bias is None else bias.expand(shape), epsilon)
 
 
+def _rms_normalization(x: T, scale: T, axis: int = -1, epsilon: float = 1e-5, **_: Any) -> T:
+    shape = x.shape[axis % x.ndim :]
+    return functional.rms_norm(x, shape, scale.expand(shape), epsilon)
+
+
+def _triangle(x: T, diagonal: Any = 0, upper: int = 1, **_: Any) -> T:
+    return (torch.triu if upper else torch.tril)(x, shaping.number(diagonal) or 0)
+
+
 def _global_average(x: T, **_: Any) -> T:
     return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
@@ -260,6 +271,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         }.items()
     },
     "ArgMax": _arg_max,
+    "Attention": attention,
     "AveragePool": average_pool,
     "BatchNormalization": _batch_normalization,
     "Cast": _cast,
@@ -296,6 +308,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "PRelu": _parametric_relu,
     "Pad": shaping.pad,
     "QuantizeLinear": _quantize,
+    "RMSNormalization": _rms_normalization,
     "Range": shaping.range_of,
     "ReduceL2": _reduce(lambda x, axes, keep: torch.linalg.vector_norm(x, dim=axes, keepdim=keep)),
     "ReduceMax": _reduce(lambda x, axes, keep: x.amax(axes, keepdim=keep)),
@@ -315,6 +328,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Sum": _fold(torch.add),
     "Tile": shaping.tile,
     "Transpose": shaping.transpose,
+    "Trilu": _triangle,
     "Unsqueeze": shaping.unsqueeze,
     "Where": _where,
 }
