@@ -11,7 +11,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compile": (
         "farm compile model.onnx --arch sm_80,sm_90",
         "farm compile sweep/*.onnx --arch h100,rtx4090 --batch 1 -o bundles",
-        "farm compile model.onnx --arch a100 --input-shape input:1,3,224,224",
+        "farm compile model.onnx --arch a100 --input-shape input:N,3,224,224",
     ),
     "plan": ("farm plan model.onnx --arch sm_90", "farm plan sweep/*.onnx --arch h100,rtx4090 --json"),
     "submit": (

@@ -39,7 +39,7 @@ from farm.jobs.model import (
     batches_of,
     trace_id,
 )
-from farm.jobs.submission import Submission, empty_layers_warning, new_id, new_job
+from farm.jobs.submission import Submission, empty_layers_warning, fixed_images_warning, new_id, new_job
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
 from farm.maintenance.gc import Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import Inventory, Tell, open_inventory, tell_nobody
@@ -123,10 +123,13 @@ class Farm:
     def read(
         self,
         path: Path | str,
-        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        input_shapes: Mapping[str, tuple[int | None, ...]] | None = None,
         input_values: Mapping[str, float] | None = None,
     ) -> Checkpoint:
-        """Reads an ONNX file or a network in TSV files. Raises CheckpointError."""
+        """Reads an ONNX file or a network in TSV files. Raises CheckpointError.
+
+        `input_shapes` sets sizes of inputs that an ONNX file leaves open; None leaves one open.
+        """
         return read_model(path, input_shapes, input_values)
 
     def submit(
@@ -143,7 +146,8 @@ class Farm:
         asked = set()
 
         def note(checkpoint: Checkpoint, job: NewJob) -> None:
-            notes.extend(f"{checkpoint.path}: {note}" for note in checkpoint.notes)
+            fixed = fixed_images_warning(checkpoint, options.batches)
+            notes.extend(f"{checkpoint.path}: {note}" for note in (*checkpoint.notes, fixed) if note)
             compiled = frozenset(build.layer for build in job.builds)
             network = (compiled, *((layer.name, layer.spec) for layer in checkpoint.layers))
             if network not in asked and (refusal := refusal_of(checkpoint, compiled)):  # those of a sweep are alike
@@ -176,7 +180,7 @@ class Farm:
         archs: Sequence[str],
         *,
         batch: int | Sequence[int] = 64,
-        input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        input_shapes: Mapping[str, tuple[int | None, ...]] | None = None,
     ) -> CompiledModel:
         """Compiles an ONNX file, using the cache, and returns its cubins by layer and architecture.
 

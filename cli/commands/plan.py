@@ -59,7 +59,7 @@ def plan(
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
-    from farm.jobs.submission import empty_layers_warning
+    from farm.jobs.submission import empty_layers_warning, fixed_images_warning
     from farm.runtime.planner import refusal_of
 
     settings = load_settings(overrides={"price": price})
@@ -72,7 +72,8 @@ def plan(
         print_warning(warning)
     for checkpoint, model in zip(checkpoints, found.models, strict=True):
         refusal = refusal_of(checkpoint, {build.layer for build in model.job.builds})
-        for note in filter(None, (*checkpoint.notes, refusal)):
+        fixed = fixed_images_warning(checkpoint, request.options.batches)
+        for note in filter(None, (*checkpoint.notes, fixed, refusal)):
             print_warning(f"{checkpoint.path}: {note}")
     if as_json:
         total = _total_json(found, settings.price)

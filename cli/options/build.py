@@ -37,8 +37,9 @@ InputShapes = Annotated[
     list[str] | None,
     typer.Option(
         "--input-shape",
-        metavar="NAME:1,3,224,224",
-        help="Shape of an input that the file leaves open; may be repeated.",
+        metavar="NAME:N,3,224,224",
+        help="Shape of an input that the file leaves open; N: a size that stays open, as the batch does; "
+        "may be repeated.",
     ),
 ]
 InputValues = Annotated[
@@ -96,7 +97,7 @@ class BuildRequest:
 
     models: tuple[Path, ...]
     options: BuildOptions
-    input_shapes: Mapping[str, tuple[int, ...]]
+    input_shapes: Mapping[str, tuple[int | None, ...]]
     """Shapes of inputs that a model file leaves open, by the input's name."""
     input_values: Mapping[str, float]
     """Values of inputs that are to be constants."""

@@ -41,17 +41,17 @@ def arch_of(value: str) -> str:
     return arch
 
 
-def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Input shapes by name, from values such as input:1,3,224,224. Raises UsageError."""
-    shapes = {}
+def input_shapes_of(values: Sequence[str]) -> dict[str, tuple[int | None, ...]]:
+    """Input shapes by name, from values such as input:N,3,224,224, None for N. Raises UsageError."""
+    shapes: dict[str, tuple[int | None, ...]] = {}
     for value in values:
         name, _, sizes = value.rpartition(":")
         try:
-            shape = tuple(int(part) for part in sizes.replace("x", ",").split(","))
+            shape = tuple(None if part == "N" else int(part) for part in sizes.replace("x", ",").split(","))
         except ValueError:
             shape = ()
-        if not name or not shape or min(shape) < 1:
-            raise UsageError(f"--input-shape {value}: expected a name and sizes such as input:1,3,224,224")
+        if not name or not shape or any(size is not None and size < 1 for size in shape):
+            raise UsageError(f"--input-shape {value}: expected a name and sizes such as input:N,3,224,224")
         shapes[name] = shape
     return shapes
 

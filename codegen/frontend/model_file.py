@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from codegen.errors import CheckpointError
+from codegen.frontend.onnx.graph.dimensions import Size
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.frontend.tsv.manifest import is_tsv_network
 from codegen.frontend.tsv.network import read_tsv_network
@@ -14,7 +15,7 @@ from codegen.ir.checkpoint import Checkpoint
 
 def read_model(
     path: Path | str,
-    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    input_shapes: Mapping[str, Size] | None = None,
     input_values: Mapping[str, float] | None = None,
 ) -> Checkpoint:
     """Reads an ONNX file, or a TSV network from its folder or manifest. Raises CheckpointError."""

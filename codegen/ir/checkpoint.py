@@ -143,3 +143,5 @@ class Checkpoint:
     """None for layers without a model around them."""
     notes: tuple[str, ...] = ()
     """Remarks on the file for the user, although it compiles."""
+    fixed_images: int | None = None
+    """The only number of images that the network takes; None if it leaves the batch open."""

@@ -237,6 +237,18 @@ def empty_layers_warning(builds: Iterable[Build]) -> str:
     return f"{have} only zeros, the bias alone remains: {_first(empty)}. Check the pruning."
 
 
+def fixed_images_warning(checkpoint: Checkpoint, batches: Sequence[int]) -> str:
+    """A warning of batch sizes that a network never gets, as its inputs fix the batch; empty if there are none."""
+    fixed = checkpoint.fixed_images
+    never = [batch for batch in batches if fixed is not None and batch != fixed]
+    if not never:
+        return ""
+    return (
+        f"its inputs fix the batch at {fixed}: kernels for {' and '.join(map(str, never))} never run in this network. "
+        f"Give --batch {fixed}, or leave the batch open, here (--input-shape NAME:N,...) or in the export."
+    )
+
+
 def _first(layers: Sequence[str]) -> str:
     more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
     return ", ".join(layers[:NAMED]) + more

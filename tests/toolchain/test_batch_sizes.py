@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -85,3 +86,21 @@ def test_commands_say_the_batch_sizes(
     assert run(["inspect", job.id, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["batches"] == [1, 8, 64]
+
+
+@pytest.mark.parametrize(("images", "refused"), [("1", True), ("N", False)])
+def test_batch_sizes_that_a_given_shape_rules_out_are_said_once_by_plan_and_compile(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str], images: str, refused: bool
+) -> None:
+    path = branched_network(tmp_path)
+    proto = onnx.load(path)
+    [x] = proto.graph.input
+    for axis in (2, 3):
+        x.type.tensor_type.shape.dim[axis].dim_param = f"size{axis}"
+    onnx.save(proto, path)
+    options = ["--arch=sm_90", "--batch=1,8", "--leave-dense=never", f"--input-shape=x:{images},4,8,8"]
+    for command in (["plan"], ["compile", "-o", str(tmp_path / "out")]):
+        assert run([command[0], str(path), *options, *command[1:]]) == 0
+        said = "its inputs fix the batch at 1: kernels for 8 never run in this network. Give --batch 1, or leave"
+        assert " ".join(capsys.readouterr().err.split()).count(said) == refused
+    assert isinstance(Bundle(tmp_path / "out").network.inputs[0].shape[0], int) == refused

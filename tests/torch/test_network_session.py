@@ -45,7 +45,7 @@ IN_PARTS = 256
 def loaded(folder: Path, checkpoint: Checkpoint, batch: int = 8, compiled_for: int | None = None) -> LoadedNetwork:
     model = NetworkModel("lenet5", folder / "lenet5.onnx", checkpoint)
     path = whole_bundle(folder / f"lenet5-b{batch}.farm", checkpoint, compiled_for or batch)
-    return LoadedNetwork(model.key(batch), checkpoint, Bundle(path), {})
+    return LoadedNetwork(model.key(batch), checkpoint, Bundle(path))
 
 
 def test_ours_and_the_dense_networks_are_checked_against_float64_and_timed(

@@ -81,7 +81,7 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
             2,
             "--max-code-size much: expected a size such as 500GB, 8GiB or 512MiB",
         ),
-        ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "such as input:1,3,224,224"),
+        ("compile net.onnx --arch sm_90 --input-shape 1,3", 2, "such as input:N,3,224,224"),
         ("compile missing.onnx --arch sm_90", 2, "missing.onnx: no such file"),
         ("inspect", 102, "there are no jobs yet: farm compile makes one"),
         ("inspect net.onnx", 102, "looks like a model. Try farm plan net.onnx"),
@@ -192,13 +192,13 @@ def test_an_architecture_to_filter_by_may_be_spelt_as_for_compile(name: str) -> 
     assert arch_of(name) == "sm_90"
 
 
-def test_an_input_shape_has_a_name_that_may_hold_colons() -> None:
-    assert input_shapes_of(["a:b:1,3,8,8", "x:2x2"]) == {"a:b": (1, 3, 8, 8), "x": (2, 2)}
+def test_an_input_shape_has_a_name_that_may_hold_colons_and_sizes_that_stay_open() -> None:
+    assert input_shapes_of(["a:b:N,3,8,8", "x:2x2"]) == {"a:b": (None, 3, 8, 8), "x": (2, 2)}
 
 
 @pytest.mark.parametrize("value", ["1,2", ":1,2", "x:", "x:1,a", "x:0,3", "x:-1,3"])
 def test_invalid_input_shapes_are_usage_errors(value: str) -> None:
-    with pytest.raises(UsageError, match="such as input:1,3,224,224"):
+    with pytest.raises(UsageError, match="such as input:N,3,224,224"):
         input_shapes_of([value])
 
 

@@ -94,8 +94,9 @@ def test_a_file_for_a_fixed_number_of_images_has_the_same_rows(layout: str, imag
 
 def test_a_given_input_shape_counts_images_as_the_file_names_them(tmp_path: Path) -> None:
     path = save(tmp_path, product(["length", "batch", 6], [node("Reshape", "x flat", "r")]))
-    [layer] = read_checkpoint(path, {"x": (35, 2, 6)}).layers
-    assert layer.rows == 35
+    [fixed, left_open] = [read_checkpoint(path, {"x": shape}) for shape in ((35, 2, 6), (35, None, 6))]
+    assert [checkpoint.layers[0].rows for checkpoint in (fixed, left_open)] == [35, 35]
+    assert (fixed.fixed_images, left_open.fixed_images) == (2, None)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +123,9 @@ def test_a_checkpoint_of_unknown_rows_says_how_to_give_them(tmp_path: Path) -> N
     [note] = read_checkpoint(path).notes
     assert "in 1 of 1 layers" in note
     assert f"tiled for {LIKELY_ROWS}" in note
-    assert note.endswith("give --input-shape x:1,SIZE,6")
-    checkpoint = read_checkpoint(path, {"x": (1, 128, 6)})
-    assert (checkpoint.layers[0].rows, checkpoint.notes) == (128, ())
+    assert note.endswith("give --input-shape x:N,SIZE,6")
+    checkpoint = read_checkpoint(path, {"x": (None, 128, 6)})
+    assert (checkpoint.layers[0].rows, checkpoint.notes, checkpoint.fixed_images) == (128, (), None)
 
 
 def test_a_checkpoint_names_no_option_that_would_not_help_with_rows(tmp_path: Path) -> None:

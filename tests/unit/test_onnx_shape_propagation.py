@@ -190,7 +190,7 @@ def test_of_several_inputs_only_the_one_that_decides_the_size_is_named(tmp_path:
     nodes = [conv("good", ("z", "w"), "u"), node("Relu", "x", "c"), conv("odd", ("c", "w"))]
     inputs = [info("z", ["N", 3, 8, 8]), info("mask", ["N", "length"]), info("x", ["N", 3, "h", "w"])]
     [skipped] = read_checkpoint(save(tmp_path, model(nodes, constants(w=KERNEL), inputs=inputs))).skipped
-    assert skipped.reason.endswith("give them with --input-shape x:1,3,SIZE,SIZE")
+    assert skipped.reason.endswith("give them with --input-shape x:N,3,SIZE,SIZE")
 
 
 def test_the_option_that_is_named_helps(tmp_path: Path) -> None:

@@ -164,9 +164,9 @@ def test_an_operator_of_another_domain_that_is_called_conv_is_skipped(tmp_path: 
 @pytest.mark.parametrize(
     ("shape", "option"),
     [
-        (["N", 3, "height", "width"], "--input-shape image:1,3,SIZE,SIZE"),
-        (["N", 3, 224, None], "--input-shape image:1,3,224,SIZE"),
-        (None, "--input-shape image:1,CHANNELS,HEIGHT,WIDTH"),
+        (["N", 3, "height", "width"], "--input-shape image:N,3,SIZE,SIZE"),
+        (["N", 3, 224, None], "--input-shape image:N,3,224,SIZE"),
+        (None, "--input-shape image:N,CHANNELS,HEIGHT,WIDTH"),
     ],
 )
 def test_an_unknown_size_is_skipped_with_the_option_that_would_help(shape: Any, option: str, tmp_path: Path) -> None:

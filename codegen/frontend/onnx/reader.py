@@ -19,12 +19,12 @@ from codegen.frontend.onnx.extract.skipped_nodes import PRODUCTS, weight_inputs
 from codegen.frontend.onnx.fuse.channels_first import channels_first
 from codegen.frontend.onnx.graph.conditionals import MOST_LEVELS, fold_conditionals, has_conditionals
 from codegen.frontend.onnx.graph.constants import stored_constants
-from codegen.frontend.onnx.graph.dimensions import Images, Inputs, images_of
+from codegen.frontend.onnx.graph.dimensions import Images, Inputs, Size, images_of
 from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR
 from codegen.frontend.onnx.graph.functions import inline_functions, sub_graphs
 from codegen.frontend.onnx.graph.graph import Graph
 from codegen.frontend.onnx.graph.inference import Inference
-from codegen.frontend.onnx.graph.input_shapes import MissingShapes, check_input_shapes
+from codegen.frontend.onnx.graph.input_shapes import MissingShapes, shapes_with
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, text
 from codegen.frontend.onnx.graph.quantized_operators import write_as_qdq
 from codegen.frontend.onnx.graph.shape_propagation import shape_of
@@ -45,15 +45,16 @@ SHOWN_REASONS = 5
 
 def read_checkpoint(
     path: Path | str,
-    input_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    input_shapes: Mapping[str, Size] | None = None,
     input_values: Mapping[str, float] | None = None,
 ) -> Checkpoint:
     """Reads an ONNX model of opset 7 or later, with weights in initializers, Constant nodes or external data.
 
     Convolutions, transposed convolutions and fully connected layers of the main graph become layers, each fused with
     the nodes that its kernel can compute too, in an order in which they can run. `input_shapes` sets shapes of graph
-    inputs by name, for models with open height and width; `input_values` makes inputs constants, all elements equal. An
-    If with a known condition is folded. -0.0 is read as 0.0. Raises CheckpointError with one line that names the file.
+    inputs by name, for models with open height and width; None is a size that stays open. `input_values` makes inputs
+    constants, all elements equal. An If with a known condition is folded. -0.0 is read as 0.0. Raises CheckpointError
+    with one line that names the file.
     """
     path = Path(path)
     try:
@@ -86,6 +87,7 @@ def read_checkpoint(
         tuple(skipped),
         OnnxResidualGraph(model, inference.constants, inference.tensors),
         tuple(notes),
+        images.fixed,
     )
 
 
@@ -128,7 +130,7 @@ def _opset(model: ModelProto) -> int:
     return opset
 
 
-def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, ...]]) -> tuple[Inputs, Images]:
+def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, Size]) -> tuple[Inputs, Images]:
     """Applies `input_shapes`; returns the inputs' shapes, with symbols for open dimensions, and the batch dimension.
 
     Old models list weights among the inputs; they are left out here.
@@ -140,18 +142,21 @@ def _set_input_shapes(graph: GraphProto, input_shapes: Mapping[str, tuple[int, .
             if dimension.dim_value <= 0 and not dimension.dim_param:
                 dimension.dim_param = f"{name}[{axis}]"  # makes shapes derived from it comparable
     inputs = {name: shape_of(value.type) for name, value in values.items()}
-    check_input_shapes(inputs, input_shapes)
-    images = images_of(inputs, input_shapes)
-    for name, shape in input_shapes.items():
+    given = shapes_with(inputs, input_shapes)
+    images = images_of({name: given.get(name) if shape is None else shape for name, shape in inputs.items()}, given)
+    for name, shape in given.items():
         dimensions = values[name].type.tensor_type.shape.dim
         del dimensions[:]
         for size in shape:
-            dimensions.add(dim_value=size)
-    if input_shapes:  # the exporter's shapes belong to other input shapes
+            if isinstance(size, int):
+                dimensions.add(dim_value=size)
+            else:
+                dimensions.add(dim_param=str(size))
+    if given:  # the exporter's shapes belong to other input shapes
         del graph.value_info[:]
         for output in graph.output:
             output.type.tensor_type.ClearField("shape")
-    return {**inputs, **input_shapes}, images
+    return {**inputs, **given}, images
 
 
 def _set_input_values(graph: GraphProto, values: Mapping[str, float]) -> None:

@@ -115,7 +115,7 @@ def network_work(
                 model = received(case.model, f"{case.key.operator}.onnx", folder, store)
                 read[case.model] = read_checkpoint(model, case.shapes, case.values)
             bundle = Bundle(received(case.bundle, f"{i}.farm", folder, store))
-            loaded.append(LoadedNetwork(case.key, read[case.model], bundle, dict(case.shapes), case.compile_seconds))
+            loaded.append(LoadedNetwork(case.key, read[case.model], bundle, case.compile_seconds))
         yield from NetworkSession(gpu, rules).run(loaded)
 
 

@@ -25,7 +25,7 @@ class NetworkModel:
     name: str
     path: Path
     checkpoint: Checkpoint
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     """Shapes of inputs that the file leaves open."""
     values: Mapping[str, float] = field(default_factory=dict)
     """Values of inputs that are constants."""
@@ -53,7 +53,7 @@ class NetworkCase:
     key: CaseKey
     model: Source
     bundle: Source
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     values: Mapping[str, float] = field(default_factory=dict)
     compile_seconds: float | None = None
     """Time to compile the bundle; None for a given bundle."""
@@ -120,18 +120,16 @@ def check_arch(bundle: Bundle, arch: str) -> None:
             )
 
 
-def input_shapes(tensors: Sequence[Tensor], given: Mapping[str, tuple[int, ...]], batch: int) -> list[tuple[int, ...]]:
+def input_shapes(tensors: Sequence[Tensor], batch: int) -> list[tuple[int, ...]]:
     """Input shapes of a call on a batch; the first size of every input is the number of images. Raises UsageError."""
     shapes = []
     for tensor in tensors:
-        known = given.get(tensor.name, tensor.shape)
-        first, *others = known or (None,)
-        fixed = first if tensor.name not in given else None
-        if isinstance(fixed, int) and fixed != batch:
-            raise UsageError(f"the model's input {tensor.name} is for {fixed} images only: say --batch {fixed}")
+        first, *others = tensor.shape or (None,)
+        if isinstance(first, int) and first != batch:
+            raise UsageError(f"the model's input {tensor.name} is for {first} images only: say --batch {first}")
         sizes = [size for size in others if isinstance(size, int)]
         if len(sizes) < len(others):
-            shown = ",".join("1" if not isinstance(size, int) else str(size) for size in known)
+            shown = ",".join(["N", *(str(size) if isinstance(size, int) else "1" for size in others)])
             raise UsageError(
                 f"the model leaves the shape of {tensor.name} open: say --input-shape {tensor.name}:{shown}"
             )

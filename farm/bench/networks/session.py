@@ -100,7 +100,6 @@ class LoadedNetwork:
     key: CaseKey
     checkpoint: Checkpoint
     bundle: Bundle
-    shapes: dict[str, tuple[int, ...]]
     compile_seconds: float | None = None
 
 
@@ -174,7 +173,7 @@ class NetworkSession:
         """Inputs and reference outputs, computed once per case."""
         if case.key not in self._data:
             tensors = inputs_of(case.checkpoint)
-            shapes = input_shapes(tensors, case.shapes, case.key.batch)
+            shapes = input_shapes(tensors, case.key.batch)
             inputs = self._gpu.inputs(tensors, shapes, INPUT_SETS, self._rules.seed)
             fixed = any(isinstance(tensor.shape[0], int) for tensor in tensors if tensor.shape)
             at_once = case.key.batch if fixed else REFERENCE_IMAGES
@@ -220,7 +219,7 @@ class NetworkSession:
 
     def _compile_ahead(self, case: LoadedNetwork, option: str, precision: str, layout: str) -> None:
         """Leaves a compiled network in PyTorch's cache. Raises _NoTimeError."""
-        shapes = tuple(input_shapes(inputs_of(case.checkpoint), case.shapes, case.key.batch))
+        shapes = tuple(input_shapes(inputs_of(case.checkpoint), case.key.batch))
         work = DenseWork(case.checkpoint, shapes, precision, layout)
         seconds = min(self._rules.compile_seconds, max(self._deadline - self._clock(), 0.0))
         if reason := self._gpu.compile_ahead(work, option, seconds):

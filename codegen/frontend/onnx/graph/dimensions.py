@@ -48,7 +48,7 @@ class Images:
         return rows // self.fixed if self.fixed and rows % self.fixed == 0 else None
 
 
-def images_of(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> Images:
+def images_of(inputs: Inputs, given: Inputs) -> Images:
     """The dimension of the file's inputs that counts the images; `given` shapes then override its number.
 
     An open dimension whose name contains "batch" comes first; else the first dimension. Exception: a file that fixes
@@ -66,8 +66,8 @@ def images_of(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> Images:
     chosen = [place for place in open_ones if "batch" in str(place[0]).lower()]
     if not chosen and len(open_ones) == 1 and open_ones[0][2] == 1 and first[0][0] != 1:
         chosen = open_ones
-    for dimension, name, axis in [*chosen, *(place for place in first if place in open_ones), *first][:1]:
-        count = given[name][axis] if name in given else dimension
+    for _, name, axis in [*chosen, *(place for place in first if place in open_ones), *first][:1]:
+        count = (given.get(name) or inputs[name] or ())[axis]
         if isinstance(count, str):
             return Images(name=count)
         return Images(fixed=count if rank > 1 and isinstance(count, int) else 1)

@@ -6,22 +6,29 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from codegen.errors import CheckpointError
-from codegen.frontend.onnx.graph.dimensions import Inputs, Shape, in_words, is_known
+from codegen.frontend.onnx.graph.dimensions import Inputs, Shape, Size, in_words, is_known
 from codegen.frontend.onnx.graph.graph import Graph
 
 
-def check_input_shapes(inputs: Inputs, given: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises CheckpointError, listing the model's inputs, if a given shape names no input or does not fit it."""
+def shapes_with(inputs: Inputs, given: Mapping[str, Size]) -> dict[str, Shape]:
+    """The given shapes, with the file's own dimension where one gives None.
+
+    Raises CheckpointError, listing the model's inputs, if a given shape names no input or does not fit it.
+    """
+    shapes: dict[str, Shape] = {}
     known = "the model's inputs are " + ", ".join(f"{name} {in_words(shape)}" for name, shape in inputs.items())
     for name, shape in given.items():
         fact = f"the shape {list(shape)} cannot be set for input '{name}'"
         if name not in inputs:
             raise CheckpointError(f"{fact}: there is no such input; {known}")
-        if not shape or min(shape) < 1:
+        if not shape or min((each for each in shape if each is not None), default=1) < 1:
             raise CheckpointError(f"{fact}: every dimension is 1 or more; {known}")
         size = inputs[name]
         if size is not None and len(size) != len(shape):
             raise CheckpointError(f"{fact}: it has {len(size)} dimensions, not {len(shape)}; {known}")
+        file = size or [f"{name}[{axis}]" for axis in range(len(shape))]
+        shapes[name] = tuple(own if each is None else each for own, each in zip(file, shape, strict=True))
+    return shapes
 
 
 class MissingShapes:
@@ -41,7 +48,8 @@ class MissingShapes:
         open_inputs = [name for name in open_inputs if not is_known(self._inputs[name])]
         if not all(self._inputs[name] is None or self._would_help(tensor, axes) for name in open_inputs):
             return ""
-        return " ".join(f"--input-shape {_option(name, self._inputs[name])}" for name in open_inputs)
+        images = self._graph.images.name
+        return " ".join(f"--input-shape {_option(name, self._inputs[name], images)}" for name in open_inputs)
 
     def _would_help(self, tensor: str, axes: slice) -> bool:
         shapes = (shapes.get(tensor) for shapes in self._given_shapes())
@@ -54,8 +62,9 @@ class MissingShapes:
         return "height and width of its input do not follow from the model's inputs; only fixed sizes are compiled"
 
 
-def _option(name: str, shape: Shape | None) -> str:
+def _option(name: str, shape: Shape | None, images: str) -> str:
     if shape is None:
-        return f"{name}:1,CHANNELS,HEIGHT,WIDTH"
-    numbers = [str(each) if isinstance(each, int) else "SIZE" if axis else "1" for axis, each in enumerate(shape)]
-    return f"{name}:{','.join(numbers)}"
+        return f"{name}:N,CHANNELS,HEIGHT,WIDTH"
+    batch = "1" if all(isinstance(each, int) or each == images for each in shape) else "N"  # 1: nothing else is open
+    sizes = (str(each) if isinstance(each, int) else batch if each == images else "SIZE" for each in shape)
+    return f"{name}:{','.join(sizes)}"
