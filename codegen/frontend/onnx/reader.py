@@ -28,6 +28,7 @@ from codegen.frontend.onnx.graph.input_shapes import MissingShapes, shapes_with
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, Node, text
 from codegen.frontend.onnx.graph.quantized_operators import write_as_qdq
 from codegen.frontend.onnx.graph.shape_propagation import shape_of
+from codegen.frontend.onnx.graph.shape_values import fold_shape_values
 from codegen.frontend.onnx.graph.validity import check_graph
 from codegen.ir.checkpoint import Checkpoint, Layer
 from codegen.ir.layer_spec import LIKELY_ROWS, Quantize, SkippedLayer
@@ -53,8 +54,8 @@ def read_checkpoint(
     Convolutions, transposed convolutions and fully connected layers of the main graph become layers, each fused with
     the nodes that its kernel can compute too, in an order in which they can run. `input_shapes` sets shapes of graph
     inputs by name, for models with open height and width; None is a size that stays open. `input_values` makes inputs
-    constants, all elements equal. An If with a known condition is folded. -0.0 is read as 0.0. Raises CheckpointError
-    with one line that names the file.
+    constants, all elements equal. What the inputs' shapes and values decide is folded: an If, numbers computed from
+    shapes. -0.0 is read as 0.0. Raises CheckpointError with one line that names the file.
     """
     path = Path(path)
     try:
@@ -71,6 +72,8 @@ def read_checkpoint(
             if not has_conditionals(model.graph) or not fold_conditionals(model.graph, inference.branches()):
                 break
             check_graph(model.graph)
+            inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
+        if fold_shape_values(model.graph, inference.values_of_shapes()):
             inference = Inference(model, path.resolve().parent, _opset(model), inputs, images)
         read_inside = frozenset(_read_in_sub_graphs(model.graph))
         if channels_first(model.graph, inference.constants, inference.tensors, images, read_inside):

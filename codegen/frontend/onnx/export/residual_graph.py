@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from codegen.frontend.onnx.diagnostics import UnsupportedError
 from codegen.frontend.onnx.graph.constants import Constants
+from codegen.frontend.onnx.graph.functions import reads
 from codegen.frontend.onnx.graph.library_errors import serialized
 from codegen.frontend.onnx.graph.nodes import text
 from codegen.frontend.onnx.graph.shape_propagation import Tensor as Known
@@ -174,14 +175,3 @@ def layer_node(layer: Layer, output: str) -> NodeProto:
     while not inputs[-1]:
         inputs.pop()
     return helper.make_node(LAYER_OPERATOR, inputs, [output], layer.name, domain=LAYER_DOMAIN, layer=layer.name)
-
-
-def reads(node: NodeProto) -> list[str]:
-    """Names that a node and its sub-graphs read, including names defined inside the sub-graphs."""
-    names = list(node.input)
-    for attribute in node.attribute:
-        for graph in [attribute.g] * attribute.HasField("g") + list(attribute.graphs):
-            for inner in graph.node:
-                names += reads(inner)
-            names += [output.name for output in graph.output]
-    return names

@@ -10,8 +10,8 @@ import numpy as np
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.export.network import constant_bytes
-from codegen.frontend.onnx.export.residual_graph import LAYER_DOMAIN, Tensor, interface_of, reads
-from codegen.frontend.onnx.graph.functions import sub_graphs
+from codegen.frontend.onnx.export.residual_graph import LAYER_DOMAIN, Tensor, interface_of
+from codegen.frontend.onnx.graph.functions import reads, sub_graphs
 from codegen.frontend.onnx.graph.library_errors import model_errors, serialized
 from codegen.frontend.onnx.graph.nodes import text
 

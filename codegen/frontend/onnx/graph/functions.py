@@ -97,6 +97,16 @@ def sub_graphs(node: NodeProto) -> Iterator[GraphProto]:
         yield from [attribute.g] * attribute.HasField("g") + list(attribute.graphs)
 
 
+def reads(node: NodeProto) -> list[str]:
+    """Names that a node and its sub-graphs read, including names defined inside the sub-graphs."""
+    names = list(node.input)
+    for graph in sub_graphs(node):
+        for inner in graph.node:
+            names += reads(inner)
+        names += [output.name for output in graph.output]
+    return names
+
+
 def _inlined(model: ModelProto) -> ModelProto:
     """The model inlined by onnx's inliner. The inliner copies the model, so it gets empty initializers."""
     from onnx import TensorProto, inliner

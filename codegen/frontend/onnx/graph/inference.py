@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from codegen.errors import CheckpointError
 from codegen.frontend.onnx.graph.constants import Constants, external_data
@@ -39,10 +42,30 @@ class Inference:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name; a dimension that depends on the number of images is a PerImage."""
-        if not self._images.name:
-            return self._computed.at(_as_it_is)
-        first, second = (self._computed.at(_in_place_of(self._images.name, number)) for number in SAMPLES)
+        first, *others = map(self._computed.at, self._samples())
+        if not others:
+            return first
+        [second] = others
         return {name: _by_images(tensor, second.get(name, tensor)) for name, tensor in first.items()}
+
+    def values_of_shapes(self) -> dict[str, NDArray[Any]]:
+        """Small tensors that follow from the inputs' shapes and are equal for every number of images, by name."""
+        found: list[Mapping[str, NDArray[Any]]] = []
+        for sample in self._samples():
+            self._computed.at(sample)
+            found.append(self._computed.values)
+        first, last = found[0], found[-1]
+        return {
+            name: array
+            for name, array in first.items()
+            if name not in self.constants and name in last and np.array_equal(array, last[name])
+        }
+
+    def _samples(self) -> list[Callable[[Dimension], Dimension]]:
+        """What stands for each dimension in a computation of all shapes; two if the number of images is open."""
+        if not self._images.name:
+            return [_as_it_is]
+        return [_in_place_of(self._images.name, number) for number in SAMPLES]
 
     def branches(self) -> Mapping[str, bool]:
         """Conditions that are known for every number of images, by the first output of their If."""

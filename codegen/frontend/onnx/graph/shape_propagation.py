@@ -57,16 +57,17 @@ class ComputedShapes:
         self._evaluator = Evaluator(opset)
         self.branches: dict[str, bool] = {}
         """The known conditions of the last call of `at`, by the first output of their If."""
+        self.values: Arrays = {}
+        """Small constants, and small tensors computed from shapes, as of the last call of `at`."""
         self._inferred: dict[tuple[bytes, tuple[Tensor | None, ...], tuple[ArrayKey | None, ...]], list[Tensor]] = {}
         self._computed: dict[tuple[bytes, tuple[ArrayKey | None, ...]], list[NDArray[Any]]] = {}
 
     def at(self, dimension: Callable[[Dimension], Dimension]) -> dict[str, Tensor]:
         """Every tensor by name; `dimension` maps each dimension of the file to the value to assume."""
-        self.branches = {}
+        self.branches, self.values = {}, {}
         names = _Names(dimension)
         tensors = {name: names.replaced(tensor) for name, tensor in self._declared.items()}
-        values: Arrays = {}
-        self._follow(self._steps, tensors, values)
+        self._follow(self._steps, tensors, self.values)
         for name, tensor in tensors.items():
             names.compare(self._declared.get(name, UNKNOWN), tensor)
         return {name: names.replaced(tensor) for name, tensor in tensors.items()}

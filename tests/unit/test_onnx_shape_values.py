@@ -1,0 +1,82 @@
+"""Numbers that follow from shapes are constants before the network runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from codegen.frontend.onnx.reader import read_checkpoint
+from codegen.ir.checkpoint import Checkpoint
+from codegen.ir.layer_spec import Clip
+from tests.unit.onnx_models import conv, info, model, node, save, tensor, values
+
+AXES = [tensor("one", np.array([1])), tensor("two", np.array(2)), tensor("zero", np.array(0))]
+
+
+def grid(folder: Path, batch: str | int = "N") -> Path:
+    """Adds the number of each row to a convolution's output, as detectors compute the centres of their cells."""
+    nodes = [
+        conv(output="c"),
+        node("Relu", "c", "r"),
+        node("Shape", "c", "shape"),
+        node("Gather", "shape two", "height"),
+        node("Range", "zero height step", "range"),
+        node("Cast", "range", "rows", to=onnx.TensorProto.FLOAT),
+        node("Unsqueeze", "rows one", "column"),
+        node("Add", "r column", "y"),
+    ]
+    tensors = [tensor("w", values(4, 3, 3, 3)), tensor("step", np.array(1)), *AXES]
+    return save(folder, model(nodes, tensors, inputs=[info("x", (batch, 3, 8, 8))]))
+
+
+def rest_of(checkpoint: Checkpoint) -> onnx.GraphProto:
+    assert checkpoint.residual_graph is not None
+    return onnx.load_model_from_string(checkpoint.residual_graph.with_layers(checkpoint.layers)).graph
+
+
+@pytest.mark.parametrize("batch", ["N", 1])
+def test_numbers_computed_from_fixed_sizes_are_constants_of_the_rest(batch: str | int, tmp_path: Path) -> None:
+    graph = rest_of(read_checkpoint(grid(tmp_path, batch)))
+    assert [each.op_type for each in graph.node] == ["Layer", "Add"]
+
+
+def test_a_rest_with_folded_numbers_computes_what_the_model_does(tmp_path: Path) -> None:
+    path = grid(tmp_path)
+    checkpoint = read_checkpoint(path)
+    assert checkpoint.residual_graph is not None
+    rest = onnx.load_model_from_string(checkpoint.residual_graph.with_layers(()))
+    x = values(2, 3, 8, 8, seed=1)
+    [wanted], [found] = (ReferenceEvaluator(each).run(None, {"x": x}) for each in (onnx.load(path), rest))
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_an_activation_is_fused_although_the_shape_before_it_is_read(tmp_path: Path) -> None:
+    [layer] = read_checkpoint(grid(tmp_path)).layers
+    assert layer.spec.epilogue == (Clip(low=0.0),)
+
+
+def test_numbers_that_count_the_images_are_computed_when_the_network_runs(tmp_path: Path) -> None:
+    nodes = [
+        conv(output="c"),
+        node("Shape", "c", "shape"),
+        node("Gather", "shape zero", "images"),
+        node("Concat", "images rest", "sizes", axis=0),
+        node("Reshape", "c sizes", "y"),
+    ]
+    tensors = [tensor("w", values(4, 3, 3, 3)), tensor("rest", np.array([-1])), tensor("zero", np.array([0]))]
+    path = save(tmp_path, model(nodes, tensors))
+    operators = [each.op_type for each in rest_of(read_checkpoint(path)).node]
+    assert operators == ["Layer", "Shape", "Gather", "Concat", "Reshape"]
+
+
+def test_a_known_output_of_the_network_stays_computed(tmp_path: Path) -> None:
+    built = model(
+        [conv(), node("Shape", "y", "sizes")], [tensor("w", values(4, 3, 3, 3))], inputs=[info("x", (1, 3, 8, 8))]
+    )
+    built.graph.output.append(info("sizes", (4,), onnx.TensorProto.INT64))
+    graph = rest_of(read_checkpoint(save(tmp_path, built)))
+    assert [each.op_type for each in graph.node] == ["Layer", "Shape"]
