@@ -11,6 +11,15 @@ import numpy as np
 from codegen.frontend.onnx.export.network import NetworkNode
 from farm.runtime.lowering import Lowering, Operator, Value, attribute_axes
 
+REPEATING = {
+    ("asymmetric", "floor"),
+    ("half_pixel", "round_prefer_ceil"),
+    ("half_pixel", "round_prefer_floor"),
+    ("pytorch_half_pixel", "round_prefer_ceil"),
+    ("pytorch_half_pixel", "round_prefer_floor"),
+}
+"""Ways of Resize to take the nearest element by which a whole factor repeats each one."""
+
 
 def strides_of(sizes: Sequence[int]) -> list[int]:
     """The strides of a contiguous box."""
@@ -159,6 +168,47 @@ def _pad(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     return [output]
 
 
+def _resize(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    """Each element repeated a whole number of times along each axis."""
+    x = lowering.values[node.inputs[0]]
+    attributes = {"mode": "nearest", **node.attributes}
+    way = tuple(
+        attributes.get(name, default)
+        for name, default in (("coordinate_transformation_mode", "half_pixel"), ("nearest_mode", "round_prefer_floor"))
+    )
+    factors = _factors(lowering, node, x)
+    other = attributes["mode"] != "nearest" or way not in REPEATING or attributes.keys() & {"axes", "antialias"}
+    if other or factors[0] != 1 or any(each < 1 or each % 1 for each in factors):
+        raise lowering.refused(node, "with anything but the nearest element, a whole number of times")
+    box, strides = [1], [x.size // lowering.images]
+    for size, stride, factor in zip(x.shape[1:], strides_of(x.shape[1:]), map(int, factors[1:]), strict=True):
+        if strides[-1] == size * stride:  # one axis as far as no element is repeated in between
+            box[-1] *= size
+            strides[-1] = stride
+        else:
+            box.append(size)
+            strides.append(stride)
+        if factor > 1:
+            box.append(factor)
+            strides.append(0)
+    shape = [size * int(factor) for size, factor in zip(x.shape, factors, strict=True)]
+    output = lowering.new(shape, x.dtype)
+    lowering.copied(node, x, output, box, (0, strides), (0, strides_of(box)))
+    return [output]
+
+
+def _factors(lowering: Lowering, node: NetworkNode, x: Value) -> list[float]:
+    """Factors of Resize along each axis, from its third or fourth input."""
+    lowering.axis(node, x, 1)
+    sizes = numbers_of(lowering, node, 3)
+    if len(sizes) == len(x.shape):
+        return [to / size for to, size in zip(sizes, x.shape, strict=True)]
+    scales = lowering.values[node.inputs[2]].constant if len(node.inputs) > 2 and node.inputs[2] else None
+    if scales is None or scales.shape != (len(x.shape),):
+        raise lowering.refused(node, "without constant scales of all axes")
+    return [float(each) for each in scales]
+
+
 DATA_MOVEMENT: dict[str, Operator] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
@@ -169,4 +219,5 @@ DATA_MOVEMENT: dict[str, Operator] = {
     "Slice": _slice,
     "Split": _split,
     "Pad": _pad,
+    "Resize": _resize,
 }

@@ -65,6 +65,7 @@ def one(
 
 
 WINDOW = {"kernel_shape": [3, 2], "strides": [2, 2]}
+NONE = {"r": np.zeros(0, np.float32)}
 INTS = {"dtype": np.int64}
 ONE = {
     "relu": one("Relu"),
@@ -111,6 +112,15 @@ ONE = {
         "Slice", {"a": np.array([1, 7]), "b": np.array([9, 0]), "c": np.array([2, 3]), "d": np.array([2, -3])}
     ),
     "pad": one("Pad", {"p": np.array([0, 1, 2, 0, 0, 0, 1, 3]), "v": np.float32(0.5)}),
+    "resize": one("Resize", NONE | {"c": np.array([1, 1, 2, 3], np.float32)}),
+    "resize lines": one("Resize", NONE | {"c": np.array([1, 1, 1, 2], np.float32)}, nearest_mode="round_prefer_ceil"),
+    "resize to a size": one(
+        "Resize",
+        NONE | {"c": np.zeros(0, np.float32), "d": np.array([3, 3, 18, 28])},
+        shape=(3, 3, 9, 7),
+        coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    ),
     "add a number": one("Add", {"c": np.float32(2)}),
     "scale channels": one("Mul", {"c": values(3, 1, 1)}),
     "add rows": one("Add", {"c": values(7)}),
@@ -216,6 +226,11 @@ REFUSED = {
     ),
     "with zero points of 8 bits for each channel": one("QuantizeLinear", {"s": values(3), "z": np.zeros(3, np.int8)}),
     "y is no tensor of floats": one("QuantizeLinear", {"s": np.float32(0.5)}),
+    "with anything but the nearest element": one(
+        "Resize", NONE | {"c": np.array([1, 1, 2, 2], np.float32)}, mode="linear"
+    ),
+    "a whole number of times": one("Resize", NONE | {"c": np.array([1, 1, 1.5, 2], np.float32)}),
+    "without constant scales": one("Resize", NONE | {"c": np.zeros(0, np.float32)}),
     "for each image": one("Add", {"c": values(240, 1, 1, 1)}),
 }
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from farm.errors import UsageError
+from farm.runtime.data_movement import REPEATING
 
 T: TypeAlias = torch.Tensor
 Numbers: TypeAlias = Sequence[int] | T | None
@@ -222,19 +223,9 @@ def _not_run(how: str) -> UsageError:
     return UsageError(f"farm.torch does not support Resize {how}: export it otherwise, or use another runtime")
 
 
-_REPEATING = {
-    ("asymmetric", "floor"),
-    ("half_pixel", "round_prefer_ceil"),
-    ("half_pixel", "round_prefer_floor"),
-    ("pytorch_half_pixel", "round_prefer_ceil"),
-    ("pytorch_half_pixel", "round_prefer_floor"),
-}
-"""Ways to take the nearest element by which a whole factor repeats each one."""
-
-
 def _resize_axis(x: T, axis: int, size: int, scale: float, mode: str, coordinates: str, nearest: str) -> T:
     """Resize one axis; ONNX's interpolation is separable."""
-    if mode == "nearest" and (coordinates, nearest) in _REPEATING and scale == size // x.shape[axis] > 1:
+    if mode == "nearest" and (coordinates, nearest) in REPEATING and scale == size // x.shape[axis] > 1:
         return x.repeat_interleave(size // x.shape[axis], axis)
     place = torch.arange(size, device=x.device, dtype=torch.float64)
     old = x.shape[axis]
