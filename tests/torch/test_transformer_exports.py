@@ -29,6 +29,7 @@ from farm.runtime.hybrid import Segments
 WIDTH, HEADS, ROWS = 16, 2, 6
 PROJECTIONS = (1 + 1 + 2) + (3 + 1 + 2) + (1 + 1)
 """Linear layers of two blocks and PyTorch's attention: query, key and value are three layers in the second block."""
+ATTENTIONS = 3
 
 
 class Block(nn.Module):
@@ -94,6 +95,8 @@ def test_every_projection_is_compiled_with_its_bias_and_what_follows(path: Path)
     checkpoint = read_checkpoint(path)
     assert len(checkpoint.layers) == PROJECTIONS
     assert checkpoint.skipped == ()
+    [note] = checkpoint.notes
+    assert note.startswith(f"{2 * ATTENTIONS} products of activations, as of attention, are left to PyTorch")
     assert all(layer.rows == 1 + ROWS and layer.weights.bias.any() for layer in checkpoint.layers)
     steps = Counter(type(step) for layer in checkpoint.layers for step in layer.spec.epilogue)
     assert steps == {Gelu: 2, AddResidual: 4}

@@ -207,7 +207,27 @@ def _read_graph(
     )
     missing = MissingShapes(inputs, known, inference.shapes_of_given_inputs)
     layers, skipped = read_layers(with_weights, known, missing)
-    return layers, skipped, [*_notes_on_rows(layers, missing), *_notes_on_integers(layers, nodes)]
+    notes = [
+        *_notes_on_rows(layers, missing),
+        *_notes_on_integers(layers, nodes),
+        *_notes_on_attention(nodes, inference.constants.names),
+    ]
+    return layers, skipped, notes
+
+
+def _notes_on_attention(nodes: Sequence[Node], constants: frozenset[str]) -> list[str]:
+    products = [
+        node
+        for node in nodes
+        if node.operator in PRODUCTS and node.input(1) and constants.isdisjoint((*node.inputs[:2], *node.outputs))
+    ]
+    count = len(products) + 2 * sum(node.operator == "Attention" for node in nodes)
+    if not count:
+        return []
+    return [
+        f"{count} products of activations, as of attention, are left to PyTorch or onnxruntime and counted in no share "
+        "of multiply-adds"
+    ]
 
 
 def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[str]:
