@@ -156,11 +156,10 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         row_units = _over(margin + width, unit)
         row_words = row_units * unit + tiling.tile_width * gap
         channel_words = height * row_words
-    if whole_rows:
-        row_units = (tiling.chunk_channels * plane if merged else channel_words) // unit
-    channel_units = row_units if whole_rows else height * row_units
-    pass_channels = tiling.chunk_channels if merged else _passes(tiling, images * channel_units, block_threads, even)
-    image_units = row_units if merged else pass_channels * channel_units
+    words = plane if merged else channel_words if whole_rows else height * row_units * unit
+    pass_channels = _passes(tiling, images, words, unit, block_threads, even)
+    image_units = pass_channels * words // unit
+    channel_units = image_units if merged else words // unit
     pointers = _over(images * image_units, block_threads)
     image_words = tiling.chunk_channels * channel_words
     if whole_rows and images > 1:
@@ -184,7 +183,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         patch_gap=gap,
         vector=vector,
         unit=unit,
-        row_units=row_units,
+        row_units=channel_units if whole_rows else row_units,
         channel_units=channel_units,
         image_units=image_units,
         pass_channels=pass_channels,
@@ -197,19 +196,19 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
     )
 
 
-def _passes(tiling: Tiling, channel_units: int, block_threads: int, even: bool) -> int:
+def _passes(tiling: Tiling, images: int, words: int, unit: int, block_threads: int, even: bool) -> int:
     """Channels of a pass: those for which a thread makes the fewest copies, then those with the fewest pointers.
 
-    A channel takes `channel_units` copies, of all images.
+    A channel of an image has `words`, of which a copy moves `unit`.
     """
 
     def cost(channels: int) -> tuple[int, int]:
-        pointers = _over(channels * channel_units, block_threads)
+        pointers = _over(images * channels * words // unit, block_threads)
         return pointers * (tiling.chunk_channels // channels), pointers
 
-    # A pass of several channels cannot end in the middle of a chunk.
+    # A pass of several channels cannot end in the middle of a chunk, nor one in the middle of a copy.
     divisors = [n for n in range(1, tiling.chunk_channels + 1) if tiling.chunk_channels % n == 0 and (even or n == 1)]
-    return min(divisors, key=cost)
+    return min((n for n in divisors if n * words % unit == 0), key=cost)
 
 
 def _unit(length: int, step: int) -> int:

@@ -59,6 +59,14 @@ def test_a_float16_1x1_layer_has_the_words_of_float32_on_half_the_map(images: in
     assert layer.workload.output_bytes == single.workload.output_bytes
 
 
+@pytest.mark.parametrize("chunk", [8, 64])
+@pytest.mark.parametrize("images", [1, 2, 8])
+def test_a_thread_reaches_all_its_copies_of_whole_maps_by_one_pointer(images: int, chunk: int) -> None:
+    for spec, width in ((POINTWISE, 98), (replace(POINTWISE, height=7, width=7, data_type="float32"), 49)):
+        tile = tiled(spec, Tiling("conv2d", width, 1, 1, 16, chunk, 2, images=images)).input_tile
+        assert (tile.unit, tile.pointers, tile.copies) == (4, 1, chunk // 4)
+
+
 def test_a_block_covers_both_neighbours() -> None:
     region = tiled(POINTWISE, Tiling("conv2d", 32, 1, 1, 16, 8, 3)).block_region((3, 1, 1))
     assert (region.images, region.outputs) == (slice(1, 2), slice(16, 32))
