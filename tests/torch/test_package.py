@@ -220,21 +220,20 @@ def test_a_package_has_no_instructions_that_older_cpus_lack(played: PlayedPackag
     assert "%ymm" not in code
 
 
-def test_triton_gets_a_package_and_its_configuration(played: PlayedPackage) -> None:
+def test_triton_gets_a_package_and_a_configuration_that_joins_no_requests(played: PlayedPackage) -> None:
     assert played.made.path == played.folder / "model" / "1" / "model.pt2"
     assert sorted(each.name for each in (played.folder / "model").iterdir()) == ["1", "config.pbtxt"]
     assert (played.folder / "model" / "config.pbtxt").read_text().splitlines() == [
         'backend: "pytorch"',
         'platform: "torch_aoti"',
         "max_batch_size: 64",
-        "dynamic_batching {}",
         'input { name: "INPUT__0" data_type: TYPE_FP32 dims: [8, 6, 6] }',
         'output { name: "OUTPUT__0" data_type: TYPE_FP32 dims: [8, 1, 1] }',
         "instance_group { kind: KIND_GPU }",
     ]
 
 
-def test_triton_joins_no_requests_where_a_tensor_has_no_batch() -> None:
+def test_triton_sees_no_batch_where_a_tensor_has_none() -> None:
     x, y = Tensor("x", "float16", (4, 3)), Tensor("y", "int64", (None, 2))
     config = config_of(Package(Path(), None, (x,), (y, x)), 64).splitlines()
     assert config[2:] == [

@@ -41,18 +41,18 @@ def write_triton_model(bundle: Bundle, folder: Path, device: str = "cuda") -> Pa
 def config_of(package: Package, most_images: int) -> str:
     """The model configuration. Raises UsageError for a data type that Triton does not have.
 
-    Triton joins requests up to `most_images`, unless the package takes only one batch size or a tensor has no batch.
+    Requests have up to `most_images`; their first dimension is no batch for Triton if the package takes only one batch
+    size or a tensor has none.
     """
     ports = (*package.inputs, *package.outputs)
     if unknown := next((each for each in ports if each.dtype not in TYPES), None):
         raise UsageError(f"Triton has no type for {printable(unknown.name)} ({unknown.dtype}): change the model")
-    joins = all(each.shape and each.shape[0] is None for each in ports)
-    lines = ['backend: "pytorch"', 'platform: "torch_aoti"', f"max_batch_size: {most_images if joins else 0}"]
-    if joins:
-        lines.append("dynamic_batching {}")
+    batched = all(each.shape and each.shape[0] is None for each in ports)
+    # Without dynamic batching: of joined requests, Triton's backend answers each with the outputs of all.
+    lines = ['backend: "pytorch"', 'platform: "torch_aoti"', f"max_batch_size: {most_images if batched else 0}"]
     for what, tensors in (("input", package.inputs), ("output", package.outputs)):
         for number, each in enumerate(tensors):
-            dims = ", ".join(str(size or -1) for size in each.shape[joins:])
+            dims = ", ".join(str(size or -1) for size in each.shape[batched:])
             lines.append(f'{what} {{ name: "{what.upper()}__{number}" data_type: {TYPES[each.dtype]} dims: [{dims}] }}')
     lines.append("instance_group { kind: KIND_GPU }")
     return "\n".join([*lines, ""])
