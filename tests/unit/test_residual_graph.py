@@ -18,7 +18,7 @@ from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import Linear
 from codegen.model_zoo import NETWORKS, write_network
 from codegen.verification.reference import layer_output
-from tests.unit.onnx_models import constants, info, model, node, save, values
+from tests.unit.onnx_models import constants, conv, info, model, node, save, tensor, values
 
 SHAPES = {"lenet5": (1, 28, 28), "alexnet_cifar10": (3, 32, 32), "mlp": (784,)}
 
@@ -74,6 +74,14 @@ def test_only_what_the_rest_needs_is_in_it(tmp_path: Path) -> None:
     assert {node.op_type for node in graph.node} == {"Layer", "MaxPool", "GlobalAveragePool", "Flatten"}
     added = [node for node in graph.node if len(node.input) == 2]
     assert len(added) == 8  # the residual blocks
+
+
+def test_outputs_have_the_shapes_that_follow_from_given_input_shapes(tmp_path: Path) -> None:
+    path = save(tmp_path, model([conv()], [tensor("w", values(4, 3, 3, 3))], inputs=[info("x", ("N", 3, "H", "W"))]))
+    checkpoint = read_checkpoint(path, {"x": (2, 3, 8, 9)})
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
+    assert [each.shape for each in network.outputs] == [(2, 4, 6, 7)]
 
 
 def test_layers_that_are_not_compiled_stay_with_their_weights(tmp_path: Path) -> None:

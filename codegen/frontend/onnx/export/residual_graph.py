@@ -58,7 +58,7 @@ class OnnxResidualGraph:
         graph.node.extend(nodes)
         graph.initializer.extend(constants)
         graph.input.extend(value for value in self._model.graph.input if value.name not in self._constants)
-        graph.output.extend(self._model.graph.output)
+        graph.output.extend(map(self._output, self._model.graph.output))
         outer = {value.name for value in (*graph.input, *graph.output)}
         made = dict.fromkeys(name for node in nodes for name in node.output if name and name not in outer)
         graph.value_info.extend(value for name in made if (value := self._value(name)) is not None)
@@ -116,6 +116,12 @@ class OnnxResidualGraph:
             return None
         shape = [each if isinstance(each, int | str) else None for each in known.shape]
         return helper.make_tensor_value_info(name, known.element_type, shape)
+
+    def _output(self, declared: ValueInfoProto) -> ValueInfoProto:
+        """An output of the model, with the inferred shape if the file gives none, or one for other input shapes."""
+        if declared.type.tensor_type.HasField("shape"):
+            return declared
+        return self._value(declared.name) or declared
 
     def _constant(self, name: str) -> TensorProto | None:
         """A constant as an initializer; None for other tensors and for constants that cannot be computed here."""
