@@ -94,8 +94,12 @@ class Lowering:
         for given in network.inputs:
             if any(not isinstance(size, int) for size in given.shape[1:]):
                 raise RefusedError(f"the input {given.name} has open sizes: compile with --input-shape")
-            if not given.shape or given.dtype not in DTYPES:
-                raise RefusedError(f"the input {given.name} is no images of floats: use farm run or farm.torch")
+            if not given.shape:
+                raise RefusedError(
+                    f"the input {given.name} is one number: fix it with --input-value {given.name}=NUMBER"
+                )
+            if given.dtype not in DTYPES:
+                raise RefusedError(f"the input {given.name} has type {given.dtype}: use farm run or farm.torch")
             sizes = tuple(size for size in given.shape[1:] if isinstance(size, int))
             first = given.shape[0] if isinstance(given.shape[0], int) else images
             self.values[given.name] = Value((first, *sizes), given.dtype, given.name)

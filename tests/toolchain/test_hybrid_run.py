@@ -81,7 +81,7 @@ def test_operators_that_the_runtime_lacks_run_in_onnxruntime(
 def test_what_the_runtime_lacks_is_said_before_the_bundle_is_fetched(
     farm_of_commands: Farm, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = "the input ids is no images of floats: use farm run or farm.torch"
+    said = "the input ids has type int64: use farm run or farm.torch"
     fixed = ["--input-shape", "ids:1,3", "--input-shape", "x:1,4,6,6"]
     assert run(["plan", str(path), "--arch", "sm_90", *fixed]) == 0
     assert said in capsys.readouterr().err

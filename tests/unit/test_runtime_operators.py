@@ -217,6 +217,9 @@ REFUSED = {
     "of the images with something else": one("Transpose", perm=[1, 0, 2, 3]),
     "its window is larger than the image": one("MaxPool", kernel_shape=[10, 10]),
     "has open sizes": one("Relu", shape=("N", 3, "H", "W")),
+    "the input z is one number: fix it with --input-value z=NUMBER": model(
+        [node("Mul", "x z", "y")], inputs=[info("x", IMAGE), info("z", ())]
+    ),
     "with several outputs": model([node("MaxPool", "x", "y i", kernel_shape=[2, 2])]),
     "treats an image differently by": one("Reshape", {"s": np.array([480, -1])}, shape=("N", 2, 9, 7)),
     "y does not have the images as its first size": one("Reshape", {"s": np.array([7, -1])}),
