@@ -59,7 +59,10 @@ def _where(first: TensorCheck | None) -> str:
 
 
 def _rows(found: NetworkVerification) -> list[list[str | Text]]:
-    """A row for each layer, for the first tensor that differs if no layer computes it, and for each output."""
+    """A row for each layer, for the first tensor that differs if no layer computes it, and for each output.
+
+    A narrow table has no column of tensors, so that of layers names the others too.
+    """
     first = found.first_wrong
     shown = [each for each in found.tensors if each.layer or each is first]
     layers = {each.name for each in shown}
@@ -67,7 +70,7 @@ def _rows(found: NetworkVerification) -> list[list[str | Text]]:
     return [
         [
             each.name,
-            each.layer or "-",
+            each.layer or f"{each.name} ({'output' if each in found.outputs else 'no layer'})",
             _blocks(each),
             f"{each.elements:,}",
             f"{each.error:.1e}",

@@ -37,7 +37,7 @@ def reference_tensors(
 
     `values` are those of further inputs, whose elements are all equal.
     """
-    observed = with_intermediate_outputs(model, names)
+    observed = with_intermediate_outputs(model, names, {name: array.shape for name, array in inputs.items()})
     outputs = (*observed.tensors, *observed.factors.values())
     try:
         session, given = Session(observed.data), {**inputs, **_filled(observed.data, values or {})}

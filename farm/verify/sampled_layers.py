@@ -89,9 +89,15 @@ class _SampledLayer:
         run = runs[-1]
         if wanted is None or wanted.values.size != run.output.size:
             wanted = ReferenceTensor(self._exact(run))
-        quantized = any(isinstance(step, Quantize) for step in self._build.spec.epilogue)
+        scales = [step.scale for step in self._build.spec.epilogue if isinstance(step, Quantize)]
         check = check_tensor(
-            self._call.output, self._build.layer, run.output, wanted, is_written(run.output), quantized=quantized
+            self._call.output,
+            self._build.layer,
+            run.output,
+            wanted,
+            is_written(run.output),
+            quantized=bool(scales),
+            step=max(scales, default=0.0),
         )
         return replace(check, emulated=emulated), wanted.values
 

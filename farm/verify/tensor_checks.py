@@ -21,6 +21,8 @@ Both sum in different orders, and errors grow from layer to layer. Tensors of ot
 QUANTIZED_TOLERANCE = 2e-2
 """Share that replaces a smaller one in networks that quantize activations to 8 bits: a value near the middle of two
 steps may be rounded to either, and what is computed from it differs too. A step is 0.4 % of the largest element."""
+STEPS = 1.5
+"""Most steps that a rounded element is off; between one and two, for the rounding of the step itself."""
 ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
 """Four, which a result of a saturating operator may be off by however small it is."""
 
@@ -70,10 +72,12 @@ def check_tensor(
     where: NDArray[np.bool_] | None = None,
     *,
     quantized: bool = False,
+    step: float = 0.0,
 ) -> TensorCheck:
     """Compares a tensor, or its elements in the mask `where`. `got` holds the tensor's bytes first.
 
-    `quantized` says that it depends on quantized activations.
+    `quantized` says that it depends on quantized activations; `step` is the distance of its numbers if it is rounded
+    itself, of which values may be one off however few steps its largest element has.
     """
     wanted = reference.values
     dtype = wanted.dtype.name
@@ -89,6 +93,7 @@ def check_tensor(
     share = TOLERANCES.get(dtype, 0.0)
     allowed = max(share, QUANTIZED_TOLERANCE if quantized and share else 0.0) * largest
     allowed = max(allowed, reference.roundings_of_one * ROUNDINGS_OF_ONE.get(dtype, 0.0))
+    allowed = max(allowed, STEPS * step)
     norm = float(np.sqrt(np.sum(expected[np.isfinite(expected)] ** 2)))
     error = float(np.sqrt(np.sum(difference**2)))
     worst = float(np.max(difference, initial=0.0))

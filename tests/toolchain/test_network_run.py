@@ -163,6 +163,22 @@ def test_a_large_network_is_verified_on_blocks_of_its_layers(
     assert "3 images in the emulator, sampled blocks of each layer, the rest in onnxruntime" in said
 
 
+def test_a_file_that_fixes_another_shape_is_verified_at_the_shape_it_was_compiled_for(
+    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "MAX_EMULATED", 1)
+    monkeypatch.setenv("COLUMNS", "90")
+    nodes = [node("Conv", "x w", "h", "conv"), node("Softmax", "h", "y")]
+    proto = model(nodes, [tensor("w", pruned(4, 3, 3, 3, seed=0))], inputs=[info("x", (10, 3, 32, 32))])
+    [job] = farm_of_commands.compile(
+        [read_checkpoint(save(tmp_path, proto), {"x": (1, 3, 8, 9)})], BuildOptions(("sm_80",))
+    )
+    assert run(["verify", job.id, "--network"]) == 0
+    said = capsys.readouterr().out
+    assert "168 outputs compared, 1 image" in said
+    assert "y (output)" in said
+
+
 def test_the_model_that_was_compiled_is_asked_for(
     job: Job, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,3 +161,13 @@ def test_a_value_may_be_a_step_off_in_a_quantized_network_only() -> None:
     assert not check_tensor("y", "", off, wanted).ok
     off[100] = off[110]
     assert not check_tensor("y", "", off, wanted, quantized=True).ok
+
+
+def test_a_value_may_be_a_step_off_however_few_steps_its_tensor_has() -> None:
+    """Pruning makes activations smaller than the ranges that they were calibrated for."""
+    wanted = ReferenceTensor(0.25 * np.arange(8, dtype=np.float32), quantized=True)
+    off = wanted.values.copy()
+    off[3] += 0.25
+    assert check_tensor("y", "", off, wanted, quantized=True, step=0.25).ok
+    off[3] += 0.25
+    assert not check_tensor("y", "", off, wanted, quantized=True, step=0.25).ok

@@ -12,7 +12,7 @@ from codegen.frontend.onnx.graph.library_errors import serialized
 from codegen.frontend.onnx.graph.quantized_operators import ON_INTEGERS
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
 """Operators with results of at most 1, computed through numbers near 1: their rounding is absolute."""
@@ -47,15 +47,19 @@ class ObservedModel:
         return _roundings_of_one(self.nodes, largest.__getitem__)
 
 
-def with_intermediate_outputs(path: Path | str, names: Collection[str]) -> ObservedModel:
+def with_intermediate_outputs(
+    path: Path | str, names: Collection[str], shapes: Mapping[str, Sequence[int]] | None = None
+) -> ObservedModel:
     """The model with the named tensors, and the factors of saturated ones, as outputs.
 
-    Raises CheckpointError if the file cannot be read or the model exceeds protobuf's limit of 2 GB.
+    Inputs have the given `shapes` where the file fixes others, which --input-shape may replace. Raises CheckpointError
+    if the file cannot be read or the model exceeds protobuf's limit of 2 GB.
     """
     import onnx
 
     model = _loaded(path)
     graph = model.graph
+    _fix_shapes(graph, shapes or {})
     nodes = list(graph.node)
     given = {output.name for output in graph.output}
     computed = tuple(name for node in nodes for name in node.output if name in names)
@@ -70,6 +74,29 @@ def with_intermediate_outputs(path: Path | str, names: Collection[str]) -> Obser
     further = (*(name for name in computed if name not in given), *factors.values())
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in further)
     return ObservedModel(serialized(model, f"{path} with its weights"), computed, factors, nodes)
+
+
+def _fix_shapes(graph: GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Replaces shapes of inputs that the file fixes otherwise, and drops those that follow from them."""
+    others = [
+        (each.type.tensor_type.shape.dim, shapes[each.name])
+        for each in graph.input
+        if each.name in shapes and _contradicts(each, shapes[each.name])
+    ]
+    for dimensions, shape in others:
+        for dimension, size in zip(dimensions, shape, strict=True):
+            dimension.dim_value = size
+    if others:
+        del graph.value_info[:]
+        for output in graph.output:
+            output.type.tensor_type.ClearField("shape")
+
+
+def _contradicts(declared: ValueInfoProto, shape: Sequence[int]) -> bool:
+    sizes = [dimension.dim_value for dimension in declared.type.tensor_type.shape.dim]
+    return len(sizes) == len(shape) and any(
+        size > 0 and size != given for size, given in zip(sizes, shape, strict=True)
+    )
 
 
 def _loaded(path: Path | str) -> ModelProto:
