@@ -311,3 +311,41 @@ def test_instructions_of_64_bits_compute_what_their_ptx_says() -> None:
     made = np.zeros(len(RESULTS), dtype=np.uint64)
     emulate.run(cubin, (1, 1, 1), (1, 1, 1), 0, [np.array([v, w], dtype=np.uint64), made, 4])
     assert made.tolist() == [value(v, w) % 2**64 for _, value in RESULTS]
+
+
+HALVES_OF = """.version 8.8
+.target sm_75
+.address_size 64
+.visible .entry halves(.param .u64 given, .param .u64 made, .param .u32 third) {
+    .reg .b64 %given, %made, %own; .reg .b32 %v, %w, %u, %x; .reg .b16 %l, %h, %m, %n, %k;
+    ld.param.u64 %given, [given]; ld.param.u64 %made, [made]; ld.param.u32 %u, [third];
+    cvta.to.global.u64 %given, %given; cvta.to.global.u64 %made, %made;
+    mov.u32 %x, %tid.x; mul.wide.u32 %own, %x, 8; add.s64 %given, %given, %own; add.s64 %made, %made, %own;
+    ld.global.nc.u32 %v, [%given]; ld.global.nc.u32 %w, [%given+4];
+    mov.b32 {%l, %h}, %v; mov.b32 {%m, %n}, %w;
+"""
+"""PTX that reads two pairs of float16, and has a third as an argument."""
+PACKED_RESULTS = (
+    ("add.rn.f16x2 %x, %v, %w;", lambda v, w, u: v + w),
+    ("add.rn.f16x2 %x, %v, %u;", lambda v, w, u: v + u),
+    ("neg.f16x2 %x, %v; add.rn.f16x2 %x, %x, %w;", lambda v, w, u: w - v),
+    ("abs.f16x2 %x, %v; add.rn.f16x2 %x, %x, %w;", lambda v, w, u: abs(v) + w),
+    ("mov.b32 %x, 0x3C004000; add.rn.f16x2 %x, %v, %x;", lambda v, w, u: v + np.array([2, 1], np.float16)),
+    ("mov.b32 %x, 0x3C003800; mul.rn.f16x2 %x, %v, %x;", lambda v, w, u: v * np.array([0.5, 1], np.float16)),
+    ("mul.rn.f16x2 %x, %v, %w;", lambda v, w, u: v * w),
+    ("add.rn.f16 %k, %l, %n; mov.b32 %x, {%k, %h};", lambda v, w, u: np.array([v[0] + w[1], v[1]])),
+    ("mul.rn.f16 %k, %h, %m; mov.b32 %x, {%k, %h};", lambda v, w, u: np.array([v[1] * w[0], v[1]])),
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100", "sm_120"])
+def test_packed_additions_and_products_compute_what_their_ptx_says(arch: str) -> None:
+    stores = "".join(f"{line} st.global.cs.u32 [%made+{4 * i}], %x;\n" for i, (line, _) in enumerate(PACKED_RESULTS))
+    cubin = CubinFile.read(assemble(f"{HALVES_OF}{stores}ret; }}".encode(), arch, find_toolchain()).data)
+    used = {each.name for each in operands(cubin.words, architecture_named(arch)).opcodes}
+    assert {"HADD2", "HMUL2"} <= used
+    v, w, u = (np.array(each, np.float16) for each in ([1.25, -3.5], [0.1, 700], [-0.0, 2**-20]))
+    made = np.zeros((len(PACKED_RESULTS), 2), dtype=np.float16)
+    third = int(u.view(np.uint32)[0])
+    emulate.run(cubin, (1, 1, 1), (1, 1, 1), 0, [np.array([v, w]), made, third - (third >> 31 << 32)])
+    np.testing.assert_array_equal(bits(made), bits(np.array([value(v, w, u) for _, value in PACKED_RESULTS])))

@@ -110,15 +110,34 @@ def _halves(value: Lanes | Any, parts: int, negated: bool, absolute: bool) -> La
     return -pairs if negated else pairs
 
 
+def _low_halves(state: State, word: Instruction) -> Lanes:
+    """The second of two packed operands."""
+    parts = 0 if word.form.low == "immediate" else word.field(60, 2)
+    return _halves(word.b(state), parts, *word.b_sign())
+
+
+def _put_halves(state: State, word: Instruction, value: Lanes, mask: Mask) -> None:
+    whole = np.ascontiguousarray(np.broadcast_to(value.astype(np.float16), (state.lanes, 2)))
+    state.write(word.to, whole.view(np.uint32).reshape(-1), mask)
+
+
+def _add_halves(state: State, word: Instruction, mask: Mask) -> None:
+    if word.field(78):
+        _half_to_float(state, word, mask)
+        return
+    a = _halves(word.a(state), word.field(74, 2), *word.a_sign())
+    _put_halves(state, word, np.add(a, _low_halves(state, word)), mask)
+
+
 def _half_to_float(state: State, word: Instruction, mask: Mask) -> None:
     """HADD2.F32 -RZ, x or HADD2.F32 x, -RZ: converts a half to float32."""
-    zero, negated = (word.field(24, 8), word.field(32, 8)), (bool(word.field(72)), bool(word.field(63)))
-    if word.field(78) and zero[0] == ZERO_REGISTER and negated[0]:
-        half = _halves(word.b(state), word.field(60, 2), negated[1], absolute=False)
-    elif word.field(78) and zero[1] == ZERO_REGISTER and negated[1] and word.form.low == "register":
-        half = _halves(word.a(state), word.field(74, 2), negated[0], absolute=False)
+    zero, negated = (word.field(24, 8), word.field(32, 8)), (word.a_sign()[0], word.b_sign()[0])
+    if zero[0] == ZERO_REGISTER and negated[0]:
+        half = _low_halves(state, word)
+    elif zero[1] == ZERO_REGISTER and negated[1] and word.form.low == "register":
+        half = _halves(word.a(state), word.field(74, 2), *word.a_sign())
     else:
-        raise UnsupportedError("HADD2 other than a conversion to float32")
+        raise UnsupportedError("HADD2.F32 other than a conversion")
     state.put(word, half[:, 0].astype(np.float32), mask)
 
 
@@ -135,16 +154,12 @@ def _multiply_add_halves(state: State, word: Instruction, mask: Mask) -> None:
     low = (0, False, False) if immediate else (word.field(60, 2), bool(word.field(63)), bool(word.field(62)))
     of_b, of_c = (high, low) if word.form.swapped else (low, high)
     b, c = _halves(word.b(state), *of_b), _halves(word.c(state), *of_c)
-    value = _computed("f16x2", "fma.rn")(a, b, c).astype(np.float16)
-    whole = np.ascontiguousarray(np.broadcast_to(value, (state.lanes, 2)))
-    state.write(word.to, whole.view(np.uint32).reshape(-1), mask)
+    _put_halves(state, word, _computed("f16x2", "fma.rn")(a, b, c), mask)
 
 
 def _multiply_halves(state: State, word: Instruction, mask: Mask) -> None:
-    a, b = (_halves(each, 0, negated=False, absolute=False) for each in (word.a(state), word.b(state)))
-    value = np.multiply(a, b).astype(np.float16)
-    whole = np.ascontiguousarray(np.broadcast_to(value, (state.lanes, 2)))
-    state.write(word.to, whole.view(np.uint32).reshape(-1), mask)
+    a = _halves(word.a(state), word.field(74, 2), *word.a_sign())
+    _put_halves(state, word, np.multiply(a, _low_halves(state, word)), mask)
 
 
 def _to_halves(state: State, word: Instruction, mask: Mask) -> None:
@@ -178,7 +193,7 @@ FLOATS: Final[dict[str, Run]] = {
     "FMUL": _multiply_floats,
     "FADD": _add_floats,
     "FFMA": _multiply_add_floats,
-    "HADD2": _half_to_float,
+    "HADD2": _add_halves,
     "HMUL2": _multiply_halves,
     "HFMA2": _multiply_add_halves,
     "HFMA2.MMA": _multiply_add_halves,

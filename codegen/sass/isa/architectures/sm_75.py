@@ -12,7 +12,6 @@ from codegen.sass.isa.latencies import Latencies
 from codegen.sass.isa.opcodes import Opcode
 from codegen.sass.isa.published_latencies import TURING
 
-_HALVES_A: Final = (74, 2)
 _LDG: Final = (0x1E61 << 72, 0x5E61 << 72, 0x41E61 << 72, 0x45E61 << 72)
 """LDG.E.CONSTANT.SYS and LDG.E.NA.CONSTANT.SYS, with an address of one register or with a uniform one added."""
 _STG: Final = (0xE1 << 72, 0x400E1 << 72)
@@ -22,7 +21,6 @@ _LDS: Final = (0x1 << 76,)
 _LACKING: Final = ("HFMA2.MMA", "LDGSTS", "LDGDEPBAR")
 _ROWS: Final = (
     Opcode(0x104, "F2F", "function", 1, 0, 1, queue=2, understood=((62, 2),), fixed=(0x2008 << 72,)),
-    replace(AMPERE[0x30], understood=(*(AMPERE[0x30].understood or ()), _HALVES_A)),
     replace(AMPERE[0x11D], fixed=(0,)),
     replace(AMPERE[0x181], fixed=_LDG),
     replace(AMPERE[0x184], fixed=_LDS),
