@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ from codegen.ir.layer_spec import (
 )
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.model_zoo import prune
-from codegen.selection.choose import choose_tiling, ranked_tilings
+from codegen.selection.choose import ranked_tilings
 from codegen.verification.compare import random_input
 
 LAYERS_PER_SHAPE = 40
@@ -57,6 +57,10 @@ GATED_EVERY = 5
 """One float32 or bfloat16 shape in this many has channel gates."""
 BOUNDED_EVERY = 5
 """One float32 shape in this many has input bounds, as a normalisation before a layer leads to."""
+BY_PLACE_EVERY = 6
+"""One shape in this many begins its blocks in the order `place`, where the architecture has clusters."""
+LINEAR_EVERY = 12
+"""Three float32 or float16 shapes in this many are linear layers of LINEAR_KINDS, by the remainder of their number."""
 POOLED_EVERY = 4
 """One shape in this many ends with a max pool."""
 WIDE_EVERY = 8
@@ -83,6 +87,25 @@ STEPS: tuple[Step, ...] = (
     Quantize(0.25, 0, 15),
 )
 SPARSITIES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
+
+
+Kind = Literal["ordinary", "split", "by place", "linear cluster", "large", "large cluster"]
+"""split: channels of a convolution divided over a cluster; large: large blocks of a linear layer."""
+LINEAR_KINDS: dict[int, Kind] = {1: "linear cluster", 5: "large", 7: "large cluster"}
+BATCHES: dict[Kind, tuple[int, ...]] = {
+    "linear cluster": (1, 3, 8, 33, 64),
+    "large": (100, 320, 417, 700),
+    "large cluster": (100, 320, 417, 700),
+}
+"""Rows of linear layers for which these tilings are predicted."""
+IS_OF_KIND: dict[Kind, Callable[[Tiling], bool]] = {
+    "ordinary": lambda tiling: tiling.cluster == 1,
+    "split": lambda tiling: tiling.cluster > 1,
+    "by place": lambda tiling: tiling.order == "place",
+    "linear cluster": lambda tiling: tiling.cluster > 1,
+    "large": lambda tiling: tiling.is_large and tiling.cluster == 1,
+    "large cluster": lambda tiling: tiling.is_large and tiling.cluster > 1,
+}
 
 
 @dataclass(frozen=True)
@@ -127,34 +150,63 @@ def shape_numbers(data_types: tuple[DataType, ...], first: int = 0) -> Iterator[
 
 
 def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Shape | None:
-    """The shape of a number and data type, maybe split over a cluster; None if no tiling fits it."""
+    """The shape of a number and data type, for an architecture with clusters or without; None if no tiling fits it."""
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
-    split = clusters and data_type != "bfloat16" and number % SPLIT_EVERY == 1
-    spec = _split_spec(rng, data_type) if split else _spec(rng, data_type)
-    if data_type != "float16" and number % GATED_EVERY == 0:
+    gated = data_type != "float16" and number % GATED_EVERY == 0
+    bounded = data_type == "float32" and number % BOUNDED_EVERY == BOUNDED_EVERY - 1
+    kind = _kind(number, data_type, linear=not gated and not bounded) if clusters else "ordinary"
+    split = kind == "split"
+    if kind in LINEAR_KINDS.values():
+        spec: LayerSpec = _linear_spec(rng, data_type, kind)
+    elif gated:
         spec = _gated_spec(rng, data_type, split=split)
-    elif data_type == "float32" and number % BOUNDED_EVERY == BOUNDED_EVERY - 1:
+    elif bounded:
         spec = _bounded_spec(rng, split=split)
-    elif not split and number % POOLED_EVERY == 3:
+    elif split:
+        spec = _split_spec(rng, data_type)
+    elif number % POOLED_EVERY == 3:
         spec = _pooled_spec(rng, data_type, wide=number % WIDE_EVERY == WIDE_EVERY - 1)
-    batch = int(rng.choice([1, 2, 3, 8, 16, 33, 100]))
+    else:
+        spec = _spec(rng, data_type)
+    batch = int(rng.choice(BATCHES.get(kind, (1, 2, 3, 8, 16, 33, 100))))
     batch = max(1, min(batch, MAX_ELEMENTS // max(prod(spec.input_shape), prod(spec.output_shape))))
     accumulate: Accumulator = "float16" if data_type == "float16" and rng.random() < 0.5 else "float32"
     density = float(rng.choice([0.05, 0.2, 0.6]))
     nonzeros = np.full(spec.output_channels, max(1, round(density * spec.weights_count / spec.output_channels)))
     try:
-        if split:
-            ranked = ranked_tilings(spec, batch, nonzeros, accumulate, clusters=True)
-            clustered = [each for each in ranked if each.cluster > 1]
-            tiling = clustered[int(rng.integers(len(clustered)))]
-        elif rng.random() < 0.4:
-            tiling = choose_tiling(spec, batch, nonzeros, accumulate=accumulate, tables=False)
-        else:
-            ranked = ranked_tilings(spec, batch, nonzeros, accumulate, tables=False)
-            tiling = ranked[int(rng.integers(len(ranked)))]
+        tiling = _tiling(rng, kind, spec, batch, nonzeros, accumulate)
     except (TilingError, ValueError):
         return None
     return Shape(number, spec, tiling, batch)
+
+
+def _kind(number: int, data_type: DataType, *, linear: bool) -> Kind:
+    """The tilings that a shape of this number has on an architecture with clusters."""
+    if number % BY_PLACE_EVERY == 2:
+        return "by place"
+    if data_type == "bfloat16":
+        return "ordinary"
+    if linear and number % LINEAR_EVERY in LINEAR_KINDS:
+        return LINEAR_KINDS[number % LINEAR_EVERY]
+    return "split" if number % SPLIT_EVERY == 1 else "ordinary"
+
+
+def _tiling(
+    rng: np.random.Generator,
+    kind: Kind,
+    spec: LayerSpec,
+    batch: int,
+    nonzeros: NDArray[np.integer],
+    accumulate: Accumulator,
+) -> Tiling:
+    """A tiling of this kind, or where a convolution has one block only an ordinary one. Raises TilingError."""
+    ranked = ranked_tilings(spec, batch, nonzeros, accumulate, clusters=kind != "ordinary", tables=False)
+    possible = [each for each in ranked if IS_OF_KIND[kind](each)]
+    if kind == "by place" and not possible:
+        possible = [each for each in ranked if each.cluster == 1]
+    if not possible:
+        raise TilingError(f"no tiling is {kind}")
+    return possible[0] if kind == "ordinary" and rng.random() < 0.4 else possible[int(rng.integers(len(possible)))]
 
 
 def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
@@ -190,6 +242,14 @@ def _split_spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
     top, left, bottom, right = (int(rng.integers(0, size)) for size in (rows, columns, rows, columns))
     size, padding = (channels, height, width, outputs, rows, columns), (top, left, bottom, right)
     return Conv2d(*size, _pair(rng, (1, 1, 2)), padding, _dilation(rng, size), 1, _epilogue(rng), data_type)
+
+
+def _linear_spec(rng: np.random.Generator, data_type: DataType, kind: Kind) -> LayerSpec:
+    """A linear layer with clusters or large blocks, which have inputs of whole chunks and of chunks left over."""
+    large, divided = (64, 70, 96, 128, 200, 256), (512, 520, 600, 1024)
+    inputs = int(rng.choice(divided if kind == "large cluster" else large))
+    weights = int(np.exp(rng.uniform(np.log(512), np.log(MAX_SPLIT_WEIGHTS))))
+    return Linear(inputs, int(np.clip(round(weights / inputs), 2, 64)), _epilogue(rng), data_type)
 
 
 def _gated_spec(rng: np.random.Generator, data_type: DataType, *, split: bool) -> LayerSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import get_args
 
 from codegen.ir.layer_spec import (
@@ -16,7 +17,11 @@ from codegen.toolchain.tools import ToolLimits, find_toolchain
 from farm.qualification.build import build_shape
 from farm.qualification.corpus import (
     BOUNDED_EVERY,
+    BY_PLACE_EVERY,
     GATED_EVERY,
+    IS_OF_KIND,
+    LINEAR_EVERY,
+    LINEAR_KINDS,
     POOLED_EVERY,
     SPLIT_EVERY,
     draw_shape,
@@ -24,11 +29,12 @@ from farm.qualification.corpus import (
 )
 from tests.emulated_comparator import result_of
 
-SPLIT_SHAPE = 7
+SPLIT_SHAPE = 16
 """One whose channels are split over a cluster."""
 GATED_SHAPE = 5
 POOLED_SHAPE = 11
 BOUNDED_SHAPE, BOUNDED_SPLIT_SHAPE = 9, 4
+LINEAR_SHAPES = 13, 17, 31
 LIMITS = ToolLimits(120)
 
 
@@ -95,4 +101,24 @@ def test_every_data_type_has_scalings_and_roundings_and_float32_layers_give_the_
         number = next(each.number for each in shapes if step in map(type, each.spec.epilogue))
         built = build_shape(number, "float32", 4, "sm_90", find_toolchain(), LIMITS)
         assert len(built.layers) == 4
+        assert result_of(built).tally.wrong == ()
+
+
+def test_what_ships_for_clusters_is_drawn_and_gives_the_same_bits_both_ways() -> None:
+    with_linear: tuple[DataType, ...] = ("float32", "float16")
+    for data_type, number in product(with_linear, LINEAR_SHAPES):
+        shape = draw_shape(number, data_type)
+        assert shape is not None
+        assert shape.tiling.kernel == "linear"
+        assert IS_OF_KIND[LINEAR_KINDS[number % LINEAR_EVERY]](shape.tiling)
+    for data_type in get_args(DataType):
+        shapes = [each for number in range(30) if (each := draw_shape(number, data_type))]
+        by_place = {each.number for each in shapes if each.tiling.order == "place"}
+        assert by_place
+        assert by_place <= {each.number for each in shapes if each.number % BY_PLACE_EVERY == 2}
+        alike = [draw_shape(each.number, data_type, clusters=False) for each in shapes]
+        assert all(each is None or (each.tiling.cluster == 1 and not each.tiling.is_large) for each in alike)
+    for number in LINEAR_SHAPES[1:]:
+        built = build_shape(number, "float16", 3, "sm_90", find_toolchain(), LIMITS)
+        assert len(built.layers) == 3
         assert result_of(built).tally.wrong == ()
