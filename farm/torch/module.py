@@ -26,7 +26,7 @@ from farm.torch.operators.pooling import own_max_pool
 from farm.torch.operators.table import OPERATORS, PARAMETERS
 from farm.torch.packages.subgraphs import SUBGRAPH
 
-SEVERAL = ("GRU", "LSTM", "Split", SUBGRAPH)
+SEVERAL = ("DynamicQuantizeLinear", "GRU", "LSTM", "Split", SUBGRAPH)
 """Operators with all outputs; of other operators only the first is computed."""
 PARTS = ("Slice", "Split")
 """Operators whose results are ranges of a larger tensor."""

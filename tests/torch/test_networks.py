@@ -98,6 +98,24 @@ def test_weights_that_are_left_are_read_from_beside_the_network(tmp_path: Path) 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_dynamically_quantized_network_computes_what_its_model_does(tmp_path: Path) -> None:
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    nodes = [node("MatMul", "x w", "h", "first"), node("Relu", "h", "t"), node("MatMul", "t v", "y", "second")]
+    given = constants(w=values(24, 40), v=values(40, 8, seed=1))
+    quantize_dynamic(save(tmp_path, model(nodes, given, inputs=[info("x", ("N", 24))])), tmp_path / "dynamic.onnx")
+    checkpoint = read_checkpoint(tmp_path / "dynamic.onnx")
+    assert checkpoint.residual_graph is not None
+    network = read_network(checkpoint.residual_graph.with_layers(checkpoint.layers))
+    bundled = {each.name: BundledLayer(each.name, each.spec, bool(each.residual), ()) for each in checkpoint.layers}
+    module = module_of(network, bundled, {each.name: partial(played, each) for each in checkpoint.layers})
+    x = values(5, 24, seed=2)
+    [expected] = onnxruntime.InferenceSession(str(tmp_path / "dynamic.onnx")).run(None, {"x": x})
+    with torch.inference_mode():
+        np.testing.assert_allclose(module(torch.from_numpy(x)).numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
 def of_any_sizes(network: Network) -> Network:
     """The network with open input sizes, so that only the layers check them."""
     return replace(network, inputs=tuple(replace(each, shape=()) for each in network.inputs))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from codegen.frontend.onnx.graph.quantized_operators import ON_INTEGERS, write_as_qdq
+from codegen.frontend.onnx.reader import read_checkpoint
+from tests.unit.onnx_models import model, node, pruned, save, tensor, values
 
 OPSET = 17
 MICROSOFT = "com.microsoft"
@@ -77,3 +82,53 @@ def test_integers_without_one_constant_scale_stay(operator: str) -> None:
     before = model.SerializeToString()
     write_as_qdq(model.graph, OPSET)
     assert model.SerializeToString() == before
+
+
+def dynamic(folder: Path, *, per_channel: bool) -> tuple[Path, Path]:
+    """A network with two products and a convolution, and what onnxruntime's dynamic quantization makes of it."""
+    nodes = [
+        node("Conv", "x k", "c", "conv"),
+        node("Relu", "c", "r"),
+        node("Reshape", "r s", "rows"),
+        node("MatMul", "rows w", "h", "first"),
+        node("Add", "h b", "t"),
+        node("MatMul", "t v", "y", "second"),
+    ]
+    constants = [tensor("k", pruned(4, 3, 3, 3, seed=1)), tensor("s", np.array([0, -1, 36]))]
+    constants += [tensor("w", pruned(36, 24, seed=2)), tensor("b", values(24)), tensor("v", pruned(24, 8, seed=3))]
+    before, after = save(folder, model(nodes, constants)), folder / "dynamic.onnx"
+    quantize_dynamic(before, after, per_channel=per_channel, weight_type=QuantType.QUInt8)
+    return before, after
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_dynamically_quantized_products_are_compiled_with_the_zeros_of_their_weights(
+    per_channel: bool, tmp_path: Path
+) -> None:
+    before, after = dynamic(tmp_path, per_channel=per_channel)
+    assert {"MatMulInteger", "ConvInteger"} <= {each.op_type for each in onnx.load(after).graph.node}
+    layers, floating = read_checkpoint(after).layers, read_checkpoint(before).layers
+    assert [each.spec.input_shape for each in layers] == [each.spec.input_shape for each in floating]
+    for layer, wanted in zip(layers, floating, strict=True):
+        zeros = wanted.weights.kernel == 0
+        assert np.count_nonzero(layer.weights.kernel[zeros]) == 0
+        np.testing.assert_allclose(layer.weights.kernel, wanted.weights.kernel, atol=0.03)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_dynamically_quantized_products_compute_what_onnxruntime_does(per_channel: bool, tmp_path: Path) -> None:
+    proto = onnx.load(dynamic(tmp_path, per_channel=per_channel)[1])
+    x = {"x": values(3, 3, 8, 8, seed=7)}
+    [wanted] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, x)
+    write_as_qdq(proto.graph, OPSET)
+    assert not {"MatMulInteger", "ConvInteger"} & {each.op_type for each in proto.graph.node}
+    [found] = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=0.02 * np.abs(wanted).max())
+
+
+def test_integers_that_somebody_else_reads_stay(tmp_path: Path) -> None:
+    proto = onnx.load(dynamic(tmp_path, per_channel=False)[1])
+    products = [each for each in proto.graph.node if each.op_type == "MatMulInteger"]
+    proto.graph.output.append(helper.make_tensor_value_info(products[0].output[0], TensorProto.INT32, None))
+    write_as_qdq(proto.graph, OPSET)
+    assert [each.op_type for each in proto.graph.node].count("MatMulInteger") == 1

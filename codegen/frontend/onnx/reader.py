@@ -239,7 +239,8 @@ def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[s
     fused = sum(isinstance(step, Quantize) for layer in layers for step in layer.spec.epilogue)
     return [
         f"{len(quantized)} of {len(layers)} layers are quantized to integers: compiled in "
-        f"{quantized[0].spec.data_type} with dequantized weights, {fused} of {pairs} QuantizeLinear fused into layers"
+        f"{quantized[0].spec.data_type} with dequantized weights"
+        + (f", {fused} of {pairs} QuantizeLinear fused into layers" if pairs else "")
     ]
 
 

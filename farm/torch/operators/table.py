@@ -127,6 +127,14 @@ def _quantize(x: T, scale: T, zero: T | None = None, axis: int = 1, **more: Any)
     return ((x / scale).round() + zero).clamp(bounds.min, bounds.max).to(zero.dtype)
 
 
+def _dynamic_quantize(x: T, **_: Any) -> list[T]:
+    """Integers of 8 bits, and their scale and zero point by the range of the tensor, which includes zero."""
+    low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+    scale = torch.where(high > low, (high - low) / 255, 1.0)
+    zero = (-low / scale).round().clamp(0, 255).to(torch.uint8)
+    return [_quantize(x, scale, zero), scale, zero]
+
+
 def _dequantize(x: T, scale: T, zero: T | None = None, axis: int = 1, **more: Any) -> T:
     scale, zero = _per_channel(x, axis, scale, x.new_zeros(()) if zero is None else zero, **more)
     return (x.to(scale.dtype) - zero) * scale
@@ -282,6 +290,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "Conv": convolution,
     "ConvTranspose": transposed_convolution,
     "DequantizeLinear": _dequantize,
+    "DynamicQuantizeLinear": _dynamic_quantize,
     "DepthToSpace": shaping.depth_to_space,
     "Div": _divide,
     "Dropout": _identity,

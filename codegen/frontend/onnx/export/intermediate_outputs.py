@@ -39,8 +39,9 @@ class ObservedModel:
 
     @property
     def quantized(self) -> bool:
-        """Whether activations are rounded to integers: by a QuantizeLinear, or within an operator on integers."""
-        return any(node.op_type == "QuantizeLinear" or node.op_type in ON_INTEGERS for node in self.nodes)
+        """Whether activations are rounded to integers, by operators of their own or within one on integers."""
+        rounding = {"DynamicQuantizeLinear", "QuantizeLinear"} | ON_INTEGERS
+        return any(node.op_type in rounding for node in self.nodes)
 
     def roundings_of_one(self, largest: Mapping[str, float]) -> dict[str, float]:
         """Absolute errors that saturating operators lead to, in their own, for `largest` magnitudes of the factors."""

@@ -1,12 +1,15 @@
-"""Operators on 8-bit integers (QLinearConv and the like), written in QDQ format: floats between roundings."""
+"""Operators on 8-bit integers (QLinearConv, MatMulInteger), written in QDQ format: floats between roundings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from math import prod
 from typing import TYPE_CHECKING
 
+from codegen.frontend.onnx.graph.functions import reads
 from codegen.frontend.onnx.graph.nodes import text
 
 if TYPE_CHECKING:
@@ -56,16 +59,30 @@ _OPERATORS = {
 }
 ON_INTEGERS = frozenset(_OPERATORS)
 """Operators that round their results to integers."""
+_OF_DYNAMIC = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+"""Operators with results of 32 bits, and those on floats: onnxruntime's dynamic quantization multiplies by scales."""
 _UNCHANGING = frozenset({"Flatten", "MaxPool", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that move or select values, whichever their type."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """Dynamically quantized activations times weights: an operator on integers, a Cast, and a Mul by both scales."""
+
+    node: NodeProto
+    activations: tuple[str, str, str]
+    """Integers, scale and zero point."""
+    weights: tuple[str, str, str]
+    inner: tuple[str, str]
+    """The tensors of integers, which the operator on floats does not make."""
 
 
 def write_as_qdq(graph: GraphProto, opset: int) -> None:
     """Puts a float operator between DequantizeLinear and QuantizeLinear in the place of each operator on integers.
 
-    One whose activations have no single constant scale stays, and every one in an opset before OLDEST_OPSET.
+    One whose activations have no single scale stays, and every one in an opset before OLDEST_OPSET.
     """
-    if opset >= OLDEST_OPSET and any(node.op_type in _OPERATORS for node in graph.node):
+    if opset >= OLDEST_OPSET and any(node.op_type in _OPERATORS or node.op_type in _OF_DYNAMIC for node in graph.node):
         nodes = list(_Rewriter(graph).nodes())
         del graph.node[:]
         graph.node.extend(nodes)
@@ -83,12 +100,19 @@ class _Rewriter:
         """Floats of integers with a scale and a zero point."""
         self._parameters: dict[str, tuple[str, str]] = {}
         """Scale and zero point of integers that a QuantizeLinear or an operator on integers makes."""
+        self._products = dict(_products(graph))
+        self._inner = {name for product in self._products.values() for name in product.inner}
 
     def nodes(self) -> Iterator[NodeProto]:
         """The nodes, those that make the constants of a node before it."""
         for node in list(self._graph.node):
             operator, inputs = _OPERATORS.get(node.op_type), [text(name) for name in node.input]
-            if operator is not None and self._is_understood(operator, node, inputs):
+            product = self._products.get(text(node.output[0])) if node.output else None
+            if product is not None:
+                yield from self._of_floats(product, text(node.output[0]))
+            elif self._inner.intersection(map(text, node.output)):
+                continue
+            elif operator is not None and self._is_understood(operator, node, inputs):
                 yield from self._floating(operator, node, inputs)
             elif node.op_type in _UNCHANGING and node.output and inputs and inputs[0] in self._parameters:
                 yield from self._unchanging(node, inputs)
@@ -135,6 +159,17 @@ class _Rewriter:
         kept.attribute.extend(each for each in node.attribute if each.name != "channels_last")
         yield from self._quantized(kept, output, *result) if result and result[0] else [kept]
 
+    def _of_floats(self, product: _Product, output: str) -> Iterator[NodeProto]:
+        floating = _OF_DYNAMIC[product.node.op_type]
+        yield from self._dequantized(*product.activations, None)
+        axis = None if self._sizes[product.weights[1]] == 1 else _channels_axis(floating, product.node)
+        yield from self._dequantized(*product.weights, axis)
+        kept = _copy(product.node)
+        kept.op_type = floating
+        kept.input[:] = [self._floats[product.activations], self._floats[product.weights]]
+        kept.output[0] = output
+        yield kept
+
     def _unchanging(self, node: NodeProto, inputs: Sequence[str]) -> Iterator[NodeProto]:
         scale, zero = self._parameters[inputs[0]]
         yield from self._dequantized(inputs[0], scale, zero, None)
@@ -146,7 +181,7 @@ class _Rewriter:
         """The node that makes floats of integers, once."""
         if (value, scale, zero) not in self._floats:
             self._floats[value, scale, zero] = made = self._fresh(value)
-            yield _node("DequantizeLinear", [value, scale, zero], made, axis)
+            yield _node("DequantizeLinear", [value, scale, *filter(None, [zero])], made, axis)
 
     def _quantized(self, node: NodeProto, output: str, scale: str, zero: str) -> Iterator[NodeProto]:
         """A node that makes floats, and the one that makes integers of them."""
@@ -161,6 +196,41 @@ class _Rewriter:
             number += 1
         self._taken.add(made)
         return made
+
+
+def _products(graph: GraphProto) -> Iterator[tuple[str, _Product]]:
+    """The dynamically quantized products whose integers nobody else reads, by their results in floats."""
+    makers = {text(name): node for node in graph.node for name in node.output}
+    constants = {text(each.name): tuple(each.dims) for each in graph.initializer}
+    uses = Counter(text(name) for node in graph.node for name in reads(node))
+    uses.update(text(each.name) for each in graph.output)
+    for node in graph.node:
+        product = _product(node, makers, constants) if node.op_type == "Mul" else None
+        if product is not None and all(uses[name] == 1 for name in product.inner):
+            yield text(node.output[0]), product
+
+
+def _product(
+    scaling: NodeProto, makers: Mapping[str, NodeProto], constants: Mapping[str, tuple[int, ...]]
+) -> _Product | None:
+    """The product that a Mul ends: of a Cast of integers and of the product of two scales."""
+    for first, second in permutations(map(text, scaling.input)):
+        cast, scales = makers.get(first), makers.get(second)
+        node = makers.get(text(cast.input[0])) if cast is not None and cast.op_type == "Cast" else None
+        if node is None or node.op_type not in _OF_DYNAMIC or scales is None or scales.op_type != "Mul":
+            continue
+        value, weights, zero, weights_zero = [*map(text, node.input), "", ""][:4]
+        source = makers.get(value)
+        if source is None or source.op_type != "DynamicQuantizeLinear" or text(source.output[2]) != zero:
+            continue
+        scale = text(source.output[1])
+        others = [text(name) for name in scales.input if text(name) != scale]
+        shape = constants.get(others[0]) if len(others) == 1 and weights in constants else None
+        if shape is not None and (prod(shape) == 1 or (len(shape) == 1 and node.op_type == "MatMulInteger")):
+            return _Product(
+                node, (value, scale, zero), (weights, others[0], weights_zero), (text(node.output[0]), first)
+            )
+    return None
 
 
 def _channels_axis(floating: str, node: NodeProto) -> int:
