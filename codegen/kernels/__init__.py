@@ -94,7 +94,9 @@ def template_cost(spec: LayerSpec, tiling: Tiling) -> int:
 
 
 def products_together(weights: Weights, tiling: Tiling) -> int:
-    """Most products of one sum that a float16 kernel adds up in float16."""
+    """Most products of one sum that a float16 kernel adds up in float16: one with a table, which adds up in float32."""
+    if tiling.reads_table:
+        return 1
     if tiling.accumulate == "float16":
         return int(weights.nonzeros_per_output.max())
     kernel = weights.kernel.reshape(*weights.kernel.shape[:2], -1)

@@ -34,10 +34,10 @@ _SINGLE, _IMAGES, _COLUMNS = Pairing(1, 1), Pairing(1, 2), Pairing(2, 1)
 
 def pairing(data_type: DataType, tiling: Tiling, neighbours: int = 1) -> Pairing:
     """The packing of a layer: neighbours if the geometry has such words; else two images if a block has an even number
-    of them, whose words lie as those of float32 do; else two columns.
+    of them, whose words lie as those of float32 do; else two columns. A table is multiplied in float32.
     """
-    if data_type != "float16":
-        return _SINGLE
     if neighbours > 1:
         return Pairing(1, 1, neighbours)
+    if data_type != "float16" or tiling.reads_table:
+        return _SINGLE
     return _IMAGES if tiling.images % 2 == 0 else _COLUMNS

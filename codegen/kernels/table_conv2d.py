@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Weights
-from codegen.ir.dtypes import ELEMENT_BYTES
+from codegen.ir.dtypes import ELEMENT_BYTES, from_float32, to_float32
 from codegen.ir.launch import GridSize, Launch, tensors_of
 from codegen.ir.layer_spec import Conv2d, LayerSpec, is_pooled, prepares_inputs
 from codegen.ir.tiling import Part, Tiling
@@ -62,8 +62,6 @@ def unsuitable(spec: LayerSpec, geometry: Geometry) -> str:
     """Why the kernel cannot compute a layer, whatever the tiling; empty if it can."""
     if not isinstance(spec, Conv2d):
         return "it is no ordinary convolution"
-    if spec.data_type != "float32":
-        return f"it computes float32, not {spec.data_type}"
     if geometry.groups > 1 or geometry.patch_rows > 1:
         return "weights of a grouped convolution or of a patch embedding are not put into a table"
     return "it computes no input bounds, no gates and no pool" if prepares_inputs(spec) or is_pooled(spec) else ""
@@ -128,8 +126,10 @@ def threads_of(layer: AnyTiled) -> int:
 
 
 def _copied(layer: AnyTiled) -> int:
-    """Words that one copy moves."""
+    """Words that one copy moves; elements of 16 bits, unless two are a word, are widened one by one."""
     geometry, tile = layer.geometry, tile_of(layer)
+    if layer.spec.data_type != "float32" and not layer.pairing.whole_words:
+        return 1
     return 4 if geometry.is_pointwise and tile.columns % 4 == geometry.width % 4 == 0 else 1
 
 
@@ -142,7 +142,7 @@ def shared_words(layer: AnyTiled) -> int:
     """Words of shared memory: a chunk and the buffers of units, or afterwards the sums."""
     tile, tiling = tile_of(layer), layer.tiling
     buffers = threads_of(layer) // tile.lanes * BUFFER_WORDS
-    return max(_tile_words(layer) + buffers, threads_of(layer) * tiling.rows)
+    return max(_tile_words(layer) + buffers, threads_of(layer) * tiling.rows * layer.pairing.neighbours)
 
 
 def _segments(layer: AnyTiled) -> int:
@@ -173,9 +173,10 @@ def _aligned(words: int) -> int:
 
 def table(layer: AnyTiled, weights: Weights) -> NDArray[np.uint64]:
     """The non-zero weights in the layout of table_conv2d.cu."""
-    geometry, tile = layer.geometry, tile_of(layer)
+    geometry, tile, data_type = layer.geometry, tile_of(layer), layer.spec.data_type
     size, segments, outputs = layer.tiling.chunk_channels, _segments(layer), geometry.output_channels
-    filters = weights.kernel.reshape(outputs, geometry.channels, geometry.kernel_height, geometry.kernel_width)
+    rounded = to_float32(from_float32(weights.kernel, data_type), data_type)
+    filters = rounded.reshape(outputs, geometry.channels, geometry.kernel_height, geometry.kernel_width)
     output, channel, row, column = np.nonzero(filters)
     segment = output * segments + channel // size
     counts = np.bincount(segment, minlength=outputs * segments)
@@ -215,6 +216,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
     geometry, tile = layer.geometry, tile_of(layer)
     values: dict[str, int | str] = {
         "CLUSTER": 1,
+        "NEIGHBOURS": layer.pairing.neighbours,
         "SHARES": layer.tiling.cluster,
         "STAGE": 0,
         "UNIT": _copied(layer),
@@ -244,13 +246,14 @@ def workload(layer: TiledConvolution) -> Workload:
     """The share of a stream in code that all streams run: it has no weights."""
     spec, tile = layer.spec, tile_of(layer)
     element = ELEMENT_BYTES[spec.data_type]
+    word = element * layer.pairing.neighbours
     return table_workload(
         streams=layer.streams.count,
         threads=threads_of(layer),
-        sums=layer.tiling.rows,
+        sums=layer.tiling.rows * layer.pairing.neighbours,
         instructions=CODE_INSTRUCTIONS,
-        tile_bytes=layer.streams.channels * tile.plane * element,
-        input_bytes=element * layer.geometry.image_elements,
+        tile_bytes=layer.streams.channels * tile.plane * word,
+        input_bytes=word * layer.geometry.image_elements,
         output_bytes=element * spec.output_channels * spec.output_height * spec.output_width,
     )
 

@@ -190,7 +190,7 @@ def _fitting(
 
 def _too_long(tiling: Tiling, nonzeros: NDArray[np.integer]) -> bool:
     """Whether each block of a cluster has more products of an output channel than are added up in float16."""
-    kept = tiling.cluster > 1 and tiling.accumulate == "float32"
+    kept = tiling.splits_streams and tiling.accumulate == "float32"
     return kept and int(nonzeros.max()) > PRODUCTS_TOGETHER * tiling.cluster
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from codegen.ir.layer_spec import Conv2d, Swish
 from codegen.ir.tiling import Tiling
-from tests.toolchain.operator_case import PAD, RESIDUAL, Case
+from tests.toolchain.operator_case import BFLOATS, PAD, RESIDUAL, Case
 
 _Table = partial(Tiling, "table_conv2d")
 _Case = partial(Case, virtual_arch="compute_90")
@@ -32,5 +32,18 @@ TABLE_CASES = {
         _Table(6, 3, 1, 4, 3, 1, cluster=2),
     ),
     "table, 1x1 with a stride": _Case(Conv2d(9, 13, 13, 8, 1, 1, stride=(2, 2)), _Table(7, 4, 2, 3, 9, 1), batch=3),
+    "table, float16, words of two columns, copies of 16 bytes, over a cluster": _Case(
+        Conv2d(24, 6, 16, 14, 1, 1, epilogue=RESIDUAL, data_type="float16"), _Table(24, 1, 2, 6, 12, 1, cluster=2)
+    ),
+    "table, float16, words of two columns that do not divide": _Case(
+        Conv2d(30, 7, 10, 19, 1, 1, data_type="float16"), _Table(9, 1, 1, 33, 30, 1)
+    ),
+    "table, float16, an odd map over a cluster": _Case(
+        Conv2d(30, 7, 7, 19, 1, 1, epilogue=RESIDUAL, data_type="float16"), _Table(7, 1, 1, 8, 8, 1, cluster=4)
+    ),
+    "table, float16, rows of a thread, more channels than are on their way at once": _Case(
+        Conv2d(90, 14, 14, 5, 3, 3, padding=PAD, data_type="float16"), _Table(14, 2, 2, 4, 90, 1), batch=1
+    ),
+    "table, bfloat16": _Case(BFLOATS, _Table(11, 4, 1, 4, 5, 1)),
     "table, kernels of many units": _Case(Conv2d(300, 4, 4, 2, 3, 3, padding=PAD), _Table(4, 4, 1, 1, 300, 1)),
 }

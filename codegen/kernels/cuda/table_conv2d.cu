@@ -9,6 +9,9 @@
 // the tile's positions, ROWS each. SLICES such groups of threads share a channel's weights; their sums meet in shared
 // memory in a fixed order. So do those of the blocks of a cluster, each of which has a share of the channels.
 //
+// Of 16-bit types all is added up in float32: elements are widened on their way to the tile. Where NEIGHBOURS is two, a
+// position is a word of two neighbouring columns, which stays packed in the tile, and a thread has two sums for it.
+//
 // The table: where the units of each output channel and chunk begin, the most units of any, the biases, then the units,
 // four weights each. A unit that is not full ends with weights of zero, whose inputs lie behind the tile and are zero.
 //
@@ -35,6 +38,32 @@
 // From a thread's position to its next one, in the tile.
 #define NEXT_PLACE (ROW_Y * TILE_STRIDE_Y * ROW_PLACES + ROW_X * TILE_STRIDE_X)
 #define STORED (GROUP_OUTPUTS / SHARES)
+#define OUTPUT_STEP (output_step >> (NEIGHBOURS - 1))
+// Elements of 16 bits of a thread on their way to the tile at once.
+#define AHEAD 16
+
+#if NEIGHBOURS == 2
+typedef unsigned Place;
+__device__ __forceinline__ float half_of(unsigned word, int half) {
+    float value;
+    asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"((unsigned short)(word >> half * 16)));
+    return value;
+}
+#else
+typedef float Place;
+__device__ __forceinline__ float half_of(float value, int) { return value; }
+#endif
+#if !WHOLE_WORDS
+__device__ __forceinline__ float widened(Element bits) {
+    float value;
+#if DATA_TYPE == FLOAT16
+    asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
+#else
+    asm("mov.b32 %0,{%1,%2};" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
+#endif
+    return value;
+}
+#endif
 
 __device__ __forceinline__ void copy_16(unsigned target, const void* source) {
     asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"(target), "l"(source) : "memory");
@@ -54,6 +83,24 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
         const Element* source = image + (size_t)(first + channel) * CHANNEL_STEP + (present ? in_y * WIDTH + in_x : 0);
         unsigned to = target + (channel * PLANE + place * UNIT) * 4;
         if (SLOTS > 1 ? place < COPIED_PLACES : channel < CHANNELS_A_TURN) {
+#if !WHOLE_WORDS
+#pragma unroll 1
+            for (int c = channel; c < count; c += AHEAD * CHANNELS_A_TURN) {
+                Element held[AHEAD];
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i)
+                    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b16 %0,0; @p ld.global.nc.b16 %0,[%1]; }"
+                                 : "=&h"(held[i]) : "l"(source + i * (CHANNELS_A_TURN * CHANNEL_STEP)),
+                                 "r"((int)(present && c + i * CHANNELS_A_TURN < count)));
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i)
+                    if (c + i * CHANNELS_A_TURN < count)
+                        asm volatile("st.shared.f32 [%0],%1;" :: "r"(to + i * (CHANNELS_A_TURN * PLANE * 4)),
+                                     "f"(widened(held[i])) : "memory");
+                source += AHEAD * CHANNELS_A_TURN * CHANNEL_STEP;
+                to += AHEAD * CHANNELS_A_TURN * PLANE * 4;
+            }
+#else
 #pragma unroll 4
             for (int c = channel; c < count; c += CHANNELS_A_TURN) {
 #if UNIT == 4
@@ -64,6 +111,7 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
                 source += CHANNELS_A_TURN * CHANNEL_STEP;
                 to += CHANNELS_A_TURN * PLANE * 4;
             }
+#endif
         }
     }
 }
@@ -84,11 +132,35 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
 #define OUTPUT_EXISTS(n) (thread + (n) * THREADS < SUMS_LEFT)
 #endif
 #if HAS_RESIDUAL
+#undef RESIDUAL_OPERANDS
+#if NEIGHBOURS == 2
+typedef unsigned Residual;
+#undef GET_WORD
+#define GET_WORD "mov.b32 {l,h},%5; "
+#define RESIDUAL_OPERANDS(offset) , "r"(residuals[n])
+#define LOAD_RESIDUAL "mov.b32 %0,0; @p ld.global.nc.b32 %0,[%2]; "
+#define RESIDUAL_REGISTER "=&r"
+#else
+typedef float Residual;
 #undef GET_RESIDUAL
 #define GET_RESIDUAL "mov.f32 r,%4; "
-#undef RESIDUAL_OPERANDS
 #define RESIDUAL_OPERANDS(offset) , "f"(residuals[n])
+#define RESIDUAL_REGISTER "=&f"
+#if DATA_TYPE == FLOAT32
+#define LOAD_RESIDUAL "mov.f32 %0,0f00000000; @p ld.global.nc.f32 %0,[%2]; "
+#elif DATA_TYPE == FLOAT16
+#define LOAD_RESIDUAL "mov.b16 h,0; @p ld.global.nc.b16 h,[%2]; cvt.f32.f16 %0,h; "
+#else
+#define LOAD_RESIDUAL "mov.b16 h,0; @p ld.global.nc.b16 h,[%2]; mov.b16 z,0; mov.b32 %0,{z,h}; "
 #endif
+#endif
+#endif
+#define MULTIPLY_ADD(r, place, bits)                                                                   \
+    {                                                                                                  \
+        const Place x = *(const Place*)(window + (place) + (r) * (NEXT_PLACE * 4));                    \
+        _Pragma("unroll") for (int h = 0; h < NEIGHBOURS; ++h)                                         \
+            sums[h][r] = fmaf(half_of(x, h), __uint_as_float(bits), sums[h][r]);                       \
+    }
 // Where output n lies in its image, and whether there is one.
 #define LOCATE(n)                                                                                              \
     const int channel = OUTPUT_CHANNEL(n), at = OUTPUT_LANE(n);                                                 \
@@ -134,14 +206,14 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     const int position = lane < TILE_WIDTH * TILE_HEIGHT ? lane : 0;
     const int row = position / TILE_WIDTH, column = position % TILE_WIDTH;
     const char* window = (const char*)(tile + row * TILE_STRIDE_Y * ROW_PLACES + column * TILE_STRIDE_X);
-    float sums[ROWS] = {}, biases[OUTPUTS];
+    float sums[NEIGHBOURS][ROWS] = {}, biases[OUTPUTS];
 #pragma unroll
     for (int n = 0; n < OUTPUTS; ++n) {
         const unsigned* bias = table + BIAS_WORD + min(OUTPUT_CHANNEL(n), OUTPUT_CHANNELS - 1);
         asm volatile("ld.global.nc.f32 %0,[%1];" : "=f"(biases[n]) : "l"(bias));
     }
 #if HAS_RESIDUAL
-    float residuals[OUTPUTS];
+    Residual residuals[OUTPUTS];
 #endif
     for (int n = thread; n < ZEROS; n += THREADS) tile[CHUNK_CHANNELS * PLANE + n] = 0.f;
 #pragma unroll 1
@@ -165,8 +237,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
                     for (int n = 0; n < OUTPUTS; ++n) {
                         LOCATE(n)
                         const Element* residual = added + (size_t)blockIdx.y * (OUTPUT_CHANNELS * OUTPUT_PLANE) + place;
-                        asm volatile("{ .reg .pred p; setp.ne.b32 p,%1,0; mov.f32 %0,0f00000000; @p ld.global.nc.f32 %0,[%2]; }"
-                                     : "=&f"(residuals[n]) : "r"((int)is_output), "l"(residual) : "memory");
+                        asm volatile("{ .reg .pred p; .reg .b16 h,z; setp.ne.b32 p,%1,0; " LOAD_RESIDUAL "}"
+                                     : RESIDUAL_REGISTER(residuals[n]) : "r"((int)is_output), "l"(residual) : "memory");
                     }
                 }
 #endif
@@ -179,11 +251,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        sums[r] = fmaf(*(const float*)(window + pairs[j].y + r * (NEXT_PLACE * 4)), __uint_as_float(pairs[j].x), sums[r]);
+                    for (int r = 0; r < ROWS; ++r) MULTIPLY_ADD(r, pairs[j].y, pairs[j].x)
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        sums[r] = fmaf(*(const float*)(window + pairs[j].w + r * (NEXT_PLACE * 4)), __uint_as_float(pairs[j].z), sums[r]);
+                    for (int r = 0; r < ROWS; ++r) MULTIPLY_ADD(r, pairs[j].w, pairs[j].z)
                 }
             }
             unit += here;
@@ -191,10 +261,13 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     }
 
 #if SLICES * SHARES > 1
-    // The sums take the tile's memory: [slice][output channel][row][lane].
+    // The sums take the tile's memory: [half][slice][output channel][row][lane].
     __syncthreads();
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) tile[(thread / LANES * ROWS + r) * LANES + lane] = sums[r];
+    for (int h = 0; h < NEIGHBOURS; ++h)
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+            tile[h * (THREADS * ROWS) + (thread / LANES * ROWS + r) * LANES + lane] = sums[h][r];
 #if SHARES > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -204,33 +277,41 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
 #endif
 #pragma unroll
     for (int n = 0; n < OUTPUTS; ++n) {
+        float total[NEIGHBOURS];
+#pragma unroll
+        for (int h = 0; h < NEIGHBOURS; ++h) {
 #if SLICES * SHARES == 1
-        const float total = sums[n];
+            total[h] = sums[h][n];
 #else
-        const int index = rank * SUMS_LEFT + min(thread + n * THREADS, SUMS_LEFT - 1);
-        float total = 0.f;
+            const int index = h * (THREADS * ROWS) + rank * SUMS_LEFT + min(thread + n * THREADS, SUMS_LEFT - 1);
+            total[h] = 0.f;
 #pragma unroll
-        for (int g = 0; g < SHARES; ++g) {
+            for (int g = 0; g < SHARES; ++g) {
 #if SHARES > 1
-            unsigned there;
-            asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(tile_address + index * 4), "r"(g));
+                unsigned there;
+                asm volatile("mapa.shared::cluster.u32 %0,%1,%2;" : "=r"(there) : "r"(tile_address + index * 4), "r"(g));
 #endif
 #pragma unroll
-            for (int s = 0; s < SLICES; ++s) {
-                float share;
+                for (int s = 0; s < SLICES; ++s) {
+                    float share;
 #if SHARES > 1
-                asm volatile("ld.shared::cluster.f32 %0,[%1];"
-                             : "=f"(share) : "r"(there + s * (GROUP_THREADS * ROWS * 4)) : "memory");
+                    asm volatile("ld.shared::cluster.f32 %0,[%1];"
+                                 : "=f"(share) : "r"(there + s * (GROUP_THREADS * ROWS * 4)) : "memory");
 #else
-                share = tile[s * (GROUP_THREADS * ROWS) + index];
+                    share = tile[s * (GROUP_THREADS * ROWS) + index];
 #endif
-                total = g + s == 0 ? share : total + share;
+                    total[h] = g + s == 0 ? share : total[h] + share;
+                }
             }
-        }
 #endif
+        }
         LOCATE(n)
-        Element* out[] = {output + (long long)blockIdx.y * output_step + place};
-        FINISH(total + biases[n], 0, is_output, 0, 0);
+        Element* out[] = {output + (long long)blockIdx.y * OUTPUT_STEP + place};
+#if NEIGHBOURS == 2
+        FINISH_WORD(total[0] + biases[n], total[1] + biases[n], 0, is_output, 0);
+#else
+        FINISH(total[0] + biases[n], 0, is_output, 0, 0);
+#endif
     }
 #if SHARES > 1
     // Until the others have read its sums, a block's shared memory must stay.
