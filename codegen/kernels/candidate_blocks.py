@@ -12,6 +12,8 @@ CLUSTER_IMAGES = (32, 16, 8, 4, 2)
 """Images of a block that has whole maps."""
 CLUSTER_PARTS = (2, 4)
 """Parts of a map too large for a block; a block then has one part of two images."""
+CLUSTER_ROWS = (2, 3, 4, 7)
+"""Parts, one below another, of any map whose filter has several rows."""
 CLUSTER_THREADS = (64, 1024)
 """Least and most threads of a block."""
 LARGE_BLOCK_THREADS = 256
@@ -72,13 +74,18 @@ def divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
 
 
 def cluster_blocks(geometry: Geometry) -> Iterator[tuple[int, int, int]]:
-    """Width, height and images of a block of a cluster. Lanes that pair columns far apart are not among them."""
+    """Width, height and images of a block of a cluster; lanes of one image pair columns, not in 1x1 convolutions."""
     width, height = geometry.positions_width, geometry.positions_height
     least = 2 // geometry.neighbours
     whole = [(width, height, images) for images in dict.fromkeys((*CLUSTER_IMAGES, least))]
-    parts = [(-(-width // n), 1, least) if height == 1 else (width, -(-height // n), least) for n in CLUSTER_PARTS]
-    for block in (*whole, *(parts if width * height > CLUSTER_THREADS[1] else ())):
-        if CLUSTER_THREADS[0] <= math.prod(block) // least <= CLUSTER_THREADS[1]:
+    parts = []
+    if geometry.kernel_height > 1:
+        rows = dict.fromkeys(-(-height // n) for n in CLUSTER_ROWS)
+        parts = [(width, each, 2) for each in rows] + [(-(-width // 2), each, 1) for each in (height, *rows)]
+    elif width * height > CLUSTER_THREADS[1]:
+        parts = [(-(-width // n), 1, least) if height == 1 else (width, -(-height // n), least) for n in CLUSTER_PARTS]
+    for block in (*whole, *parts):
+        if CLUSTER_THREADS[0] <= math.prod(block) // (1 if block[2] == 1 else least) <= CLUSTER_THREADS[1]:
             yield block
 
 

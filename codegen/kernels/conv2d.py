@@ -38,7 +38,7 @@ ENTRY = "conv2d"
 SOURCE = "conv2d.cu"
 CLUSTERS = (2, 4, 8)
 """Blocks of a cluster."""
-CLUSTER_GROUPS = (64, 32, 16)
+CLUSTER_GROUPS = (64, 48, 40, 32, 24, 16)
 """Output channels of a K group with clusters, in float16."""
 CLUSTER_CHUNKS = (4, 8, 16, 32)
 """Channels of a chunk with clusters."""

@@ -241,6 +241,15 @@ def test_float16_layers_use_clusters_by_prediction_and_by_records(spec: LayerSpe
     assert (found, choice.gpu) == (split, "a GPU")
 
 
+def test_blocks_of_a_float16_cluster_pair_columns_of_one_image_and_images_of_a_part_of_the_map() -> None:
+    spec = Conv2d(128, 56, 56, 128, 3, 3, padding=PAD, stride=(2, 2), data_type="float16")
+    of_one, of_eight = (choose_tiling(spec, batch, tenth(spec), clusters=True) for batch in (1, 8))
+    assert min(of_one.cluster, of_eight.cluster) > 1
+    assert (of_one.tile_width, of_one.images) == (14, 1)
+    assert (of_eight.tile_width, of_eight.images) == (28, 2)
+    assert of_eight.tile_height < 28
+
+
 def test_a_tuner_tries_clusters_of_a_float16_layer_among_its_first_tilings() -> None:
     spec = replace(DEEP["256 x 14 x 14"], data_type="float16")
     [case] = model_cases(checkpoint(layer("deep", spec=spec)), [], Choice(batches=(64,)))
