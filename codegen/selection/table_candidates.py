@@ -12,10 +12,15 @@ from codegen.selection.candidates import candidates
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.question import RankingQuestion
-from codegen.target.device_model import DeviceModel
 
 TABLE_GAIN = 1.2
 """Predicted speed-up over code from which a table comes first: caches hold the code of a small layer."""
+
+
+HALF_TABLE_GAIN = 1.7
+"""The same for a convolution of float16, whose tables of one or two images were measured: at 1.62 code was faster."""
+HALF_TABLE_IMAGES = 2
+"""Most images of a launch with which tables of such a convolution are tried: each image reads the table again."""
 
 
 def with_tables(
@@ -24,8 +29,17 @@ def with_tables(
     """The ranking of a layer, with the tilings whose weights are a table."""
     batch, density, device = question.batch, question.density, question.device
     if not layer.geometry.is_linear:
-        few = question.clusters and batch == 1
-        return (*ranking, *_of_convolution(layer.spec, density, device)) if few else ranking
+        half = layer.spec.data_type == "float16"
+        if not question.clusters or batch > (HALF_TABLE_IMAGES if half else 1):
+            return ranking
+        found = tuple(replace(each, accumulate=question.accumulate) for each in _of_convolution(question))
+        if half and found and ranking:
+            table, code = (
+                predict_microseconds(layer.tiled(each[0]), batch, density, device=device) for each in (found, ranking)
+            )
+            if HALF_TABLE_GAIN * table <= code:
+                return (*found, *ranking)
+        return (*ranking, *found)
     tilings = [replace(tiling, accumulate=question.accumulate) for tiling in candidates(layer, "tables")]
     times = {
         tiling: predict_microseconds(layer.tiled(tiling), batch, density, device=device)
@@ -38,12 +52,12 @@ def with_tables(
 
 
 @lru_cache(maxsize=1024)
-def _of_convolution(spec: LayerSpec, density: float, device: DeviceModel) -> tuple[Tiling, ...]:
-    """Tables of a convolution, the one predicted to be fastest first; predictions do not compare them with code."""
-    layer = lower(spec)
+def _of_convolution(question: RankingQuestion) -> tuple[Tiling, ...]:
+    """Tables of a convolution, the one predicted to be fastest first."""
+    layer, device = lower(question.spec), question.device
     every = map(layer.tiled, candidates(layer, "tables"))
     times = {
-        each.tiling: predict_microseconds(each, 1, density, device=device)
+        each.tiling: predict_microseconds(each, question.batch, question.density, device=device)
         for each in every
         if comes_out_even(each) and block_fits(each, device)
     }
