@@ -27,8 +27,8 @@ from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.architectures import ARCHITECTURES, architecture_named
 from codegen.sass.isa.architectures.sm_90 import SM_90
-from codegen.sass.isa.encoding import IMMEDIATE, NEGATED_PREDICATE, OPCODE, PREDICATE, Words
-from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE
+from codegen.sass.isa.encoding import ALWAYS, IMMEDIATE, NEGATED_PREDICATE, OPCODE, PREDICATE, Words
+from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, SECOND_PREDICATE
 from codegen.sass.isa.operands import operands
 from codegen.selection.choose import choose_tiling
 from codegen.target.arch import virtual_arch
@@ -311,6 +311,24 @@ def test_instructions_of_64_bits_compute_what_their_ptx_says() -> None:
     made = np.zeros(len(RESULTS), dtype=np.uint64)
     emulate.run(cubin, (1, 1, 1), (1, 1, 1), 0, [np.array([v, w], dtype=np.uint64), made, 4])
     assert made.tolist() == [value(v, w) % 2**64 for _, value in RESULTS]
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100"])
+def test_a_sum_of_three_numbers_carries_twice(arch: str) -> None:
+    ptx = PAIRS.replace("sm_120", "sm_75").replace("setp.eq.u32", "mov.u32 %which, %tid.x; setp.eq.u32")
+    sums = "add.s64 %x, %v, %w; cvt.u64.u32 %w, %which; add.s64 %x, %x, %v; add.s64 %x, %x, %w;"
+    store = "shl.b64 %w, %w, 3; add.s64 %made, %made, %w; st.global.cs.u64 [%made], %x; ret; }"
+    loads = "ld.global.nc.u64 %v, [%given]; ld.global.nc.u64 %w, [%given+8];"
+    own = "{ .reg .b64 %own; mul.wide.u32 %own, %which, 8; add.s64 %given, %given, %own; }"
+    source = ptx.replace(loads, f"{own} {loads}") + sums + store
+    cubin = CubinFile.read(assemble(source.encode(), arch, find_toolchain()).data)
+    assert (
+        SECOND_PREDICATE.get(cubin.words[operands(cubin.words, architecture_named(arch)).named("IADD3")]) != ALWAYS
+    ).any()
+    given = np.array([2**33 - 1, 2**64 - 1, 5], dtype=np.uint64)
+    made = np.zeros(2, dtype=np.uint64)
+    emulate.run(cubin, (1, 1, 1), (2, 1, 1), 0, [given, made, 0])
+    assert made.tolist() == [(2 * int(given[i]) + int(given[i + 1]) + i) % 2**64 for i in range(2)]
 
 
 HALVES_OF = """.version 8.8

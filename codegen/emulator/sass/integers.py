@@ -155,12 +155,11 @@ def _with_sign(value: Lanes | Any, *, negated: bool) -> Lanes | Any:
 
 
 def _add(state: State, word: Instruction, mask: Mask) -> None:
+    """IADD3, UIADD3; the sum of three numbers may carry twice, into two predicates that an addition reads together."""
     signs = bool(word.field(72)), word.b_sign()[0], word.c_sign()[0]
     extended = bool(word.field(74))
     if extended and any(signs):
         raise UnsupportedError("a negated operand in an addition with carry")
-    if word.field(84, 3) != ALWAYS:
-        raise UnsupportedError("an addition with two carries out")
     operands = (word.a(state), word.b(state), word.c(state))
     total = sum(_with_sign(each, negated=sign) for each, sign in zip(operands, signs, strict=True))
     if extended:
@@ -168,10 +167,14 @@ def _add(state: State, word: Instruction, mask: Mask) -> None:
             total + word.input_predicate(state).astype(np.uint64) + word.input_predicate(state, 77).astype(np.uint64)
         )
     carry = np.asarray(total) >> _32
-    if word.field(81, 3) != ALWAYS and (carry > 1).any():
+    once, twice = word.field(81, 3), word.field(84, 3)
+    if once != ALWAYS and twice == ALWAYS and (carry > 1).any():
         raise UnsupportedError("an addition of three numbers with a carry above one")
+    if once == ALWAYS != twice:
+        raise UnsupportedError("an addition with its second carry only")
     state.put(word, (np.asarray(total) & _MASK).astype(np.uint32), mask)
-    state.set_predicate(word.field(81, 3), carry != 0, mask, uniform=word.uniform)
+    state.set_predicate(once, carry > 0, mask, uniform=word.uniform)
+    state.set_predicate(twice, carry > 1, mask, uniform=word.uniform)
 
 
 def _shifted_add(state: State, word: Instruction, mask: Mask) -> None:
