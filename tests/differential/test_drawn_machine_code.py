@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from codegen.sass.qualification import SUPPORTED_ARCHS
+from codegen.toolchain.tools import find_toolchain
+from tests.differential import emulated_corpus
 from tests.differential.drawn_layers import DrawnLayer, Recipe
+from tests.differential.emulated_corpus import Task, compare
 from tests.differential.geometries import Geometry
 from tests.differential.listed_geometries import GEOMETRIES
 from tests.differential.machine_code import MachineCode
@@ -35,3 +40,18 @@ def test_another_bit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.differential.machine_code.emulate.run", lambda *_: None)
     with pytest.raises(AssertionError, match="sm_80"):
         code.agreement(DrawnLayer(GEOMETRIES["residual after batch normalisation"], Recipe(3)))
+
+
+LINEAR_CLUSTER_SHAPE = 13
+
+
+def test_the_corpus_in_the_emulator_counts_the_layers_of_each_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated_corpus, "LAYERS_PER_SHAPE", 8)
+    archs = "sm_89", "sm_90", "sm_120"
+    task = Task(LINEAR_CLUSTER_SHAPE, "float32", archs, find_toolchain(), math.inf)
+    outcomes = compare([task], 1)
+    assert {arch: outcomes.equal[arch, "direct"] for arch in archs} == dict.fromkeys(archs, 4)
+    assert {arch: outcomes.equal[arch, "ptxas"] for arch in archs} == {"sm_89": 2, "sm_90": 4, "sm_120": 2}
+    assert not outcomes.different
+    monkeypatch.setattr(emulated_corpus.sass, "run", lambda *_: None)
+    assert task.outcomes().different.total() == 20

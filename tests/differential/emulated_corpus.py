@@ -1,0 +1,238 @@
+"""The qualification corpus without a GPU: direct code in the emulator, beside its PTX and code of ptxas.
+
+`python -m tests.differential.emulated_corpus --help` has the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, takewhile
+from math import prod
+from typing import Any, get_args
+
+from numpy.typing import NDArray
+
+from codegen.emulator.ptx import emulate as ptx
+from codegen.emulator.sass import emulate as sass
+from codegen.errors import CodegenError
+from codegen.ir.checkpoint import Weights
+from codegen.ir.launch import Launch
+from codegen.ir.layer_spec import DataType
+from codegen.ir.tiling import Part
+from codegen.kernels import launch_of, stream_count
+from codegen.ptx.rewrite import Kernel, rewrite
+from codegen.ptx.template import Template, make_template
+from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
+from codegen.sass.cubin import CubinFile
+from codegen.sass.qualification import QUALIFIED_LEVEL, SUPPORTED_ARCHS
+from codegen.selection.choose import choose_parts
+from codegen.target.arch import has_clusters, virtual_arch
+from codegen.toolchain.ptxas import assemble, ptxas_options, skeleton_options
+from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
+from codegen.verification.compare import poisoned
+from farm.qualification.corpus import LAYERS_PER_SHAPE, Shape, draw_shape, shape_numbers
+from tests.emulated_comparator import arguments_of, differing
+
+FAMILIES = (
+    ("sm_75",),
+    ("sm_80", "sm_87"),
+    ("sm_86", "sm_89"),
+    ("sm_90",),
+    ("sm_100", "sm_103", "sm_110"),
+    ("sm_120", "sm_121"),
+)
+"""Architectures with nearly the same instructions: of each layer, ptxas's code for one of them in turn runs too."""
+STEP = 2
+"""Every second layer of a shape is compared, so that more shapes are."""
+MOST_ELEMENTS = 6_000
+"""Most elements of a batch's input or output: the emulator's time grows with the blocks."""
+LIMITS = ToolLimits(30)
+AHEAD = 4
+"""Shapes queued beyond one per process."""
+SECONDS_BETWEEN_LINES = 20
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Layers by architecture, and by assembler, reason or name."""
+
+    equal: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Code of this assembler computes the bits that the PTX does."""
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Left to ptxas, or not known to the emulator, for this reason."""
+    different: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, other: Outcomes) -> None:
+        for mine, its in zip(vars(self).values(), vars(other).values(), strict=True):
+            mine.update(its)
+
+    def __str__(self) -> str:
+        lines = []
+        for arch in SUPPORTED_ARCHS:
+            equal, refused, different = (
+                [(name, count) for (of, name), count in counted.most_common() if of == arch]
+                for counted in (self.equal, self.refused, self.different)
+            )
+            counts = ", ".join(f"{count} equal by {name}" for name, count in sorted(equal))
+            lines.append(f"{arch}: {counts or 'none equal'}, {len(different)} different")
+            lines += [f"  {count} refused by {reason}" for reason, count in refused]
+            lines += [f"  different by {name}" for name, _ in different]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A shape's layers on some architectures, until a time of `time.time`."""
+
+    number: int
+    data_type: DataType
+    archs: tuple[str, ...]
+    toolchain: Toolchain
+    end: float
+
+    def outcomes(self) -> Outcomes:
+        """Compares the layers. Architectures that share a template share its outputs."""
+        outcomes, archs = Outcomes(), dict[tuple[Shape, str], list[str]]()
+        for arch in self.archs:
+            shape = draw_shape(self.number, self.data_type, clusters=has_clusters(arch))
+            if shape is not None:
+                archs.setdefault((shape, virtual_arch(arch, clusters=shape.tiling.cluster > 1)), []).append(arch)
+        for (shape, virtual), alike in archs.items():
+            if time.time() > self.end:
+                break
+            elements = max(prod(shape.spec.input_shape), prod(shape.spec.output_shape))
+            small = replace(shape, batch=max(1, min(shape.batch, MOST_ELEMENTS // elements)))
+            try:
+                template = make_template(small.spec, small.tiling, virtual, self.toolchain, LIMITS)
+                _Layers(small, template, self.toolchain, outcomes).compare(alike, self.end)
+            except CodegenError as error:
+                outcomes.refused.update((arch, f"{shape.name} is not built: {_reason(error)}") for arch in alike)
+        return outcomes
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The layers of one template."""
+
+    shape: Shape
+    template: Template
+    toolchain: Toolchain
+    outcomes: Outcomes
+
+    def compare(self, archs: Sequence[str], end: float) -> None:
+        assemblers = {arch: self._assembler(arch) for arch in archs}
+        for variant in range(self.shape.number % STEP, LAYERS_PER_SHAPE, STEP):
+            if time.time() > end:
+                return
+            weights = self.shape.weights(variant)
+            parts = choose_parts(self.shape.spec, self.shape.tiling, weights.nonzeros_per_output)
+            kernels = [rewrite(self.template, weights, part) for part in parts]
+            expected = self._output(ptx.run, [(kernel.ptx, kernel.launch) for kernel in kernels])
+            for arch, assembler in assemblers.items():
+                if isinstance(assembler, str):
+                    self.outcomes.refused[arch, f"direct: {assembler}"] += 1
+                    continue
+                self._compare(arch, "direct", variant, partial(self._direct, assembler, weights), expected)
+                if self._is_turn(arch, variant):
+                    self._compare(arch, "ptxas", variant, partial(self._by_ptxas, arch, kernels), expected)
+
+    def _assembler(self, arch: str) -> DirectAssembler | str:
+        """The assembler of the template, or why there is none."""
+        clusters = self.shape.tiling.cluster > 1
+        options = skeleton_options(ptxas_options(QUALIFIED_LEVEL, clusters=clusters), clusters=clusters)
+        try:
+            skeleton = make_skeleton(self.template, arch, self.toolchain, options, LIMITS)
+            return DirectAssembler.of(self.template, skeleton.data, arch)
+        except CodegenError as error:
+            return _reason(error)
+
+    def _is_turn(self, arch: str, variant: int) -> bool:
+        family = next(each for each in FAMILIES if arch in each)
+        return family[(self.shape.number + variant) // STEP % len(family)] == arch
+
+    def _compare(
+        self, arch: str, assembler: str, variant: int, run: Callable[[], NDArray[Any]], expected: NDArray[Any]
+    ) -> None:
+        try:
+            output = run()
+        except CodegenError as error:
+            self.outcomes.refused[arch, f"{assembler}: {_reason(error)}"] += 1
+            return
+        except Exception as error:  # noqa: BLE001 - always a bug, and the other layers are to be compared
+            self.outcomes.different[arch, f"{assembler}: {self.shape.layer_name(variant)}: {error!r}"] += 1
+            return
+        if differing(self.shape, output, expected):
+            self.outcomes.different[arch, f"{assembler}: {self.shape.layer_name(variant)}"] += 1
+        else:
+            self.outcomes.equal[arch, assembler] += 1
+
+    def _direct(self, assembler: DirectAssembler, weights: Weights) -> NDArray[Any]:
+        spec, tiling = self.shape.spec, self.shape.tiling
+        whole = Part(0, stream_count(spec, tiling))
+        made = assembler.assemble(weights, whole).data
+        return self._output(sass.run, [(CubinFile.read(made), launch_of(spec, tiling, whole))])
+
+    def _by_ptxas(self, arch: str, kernels: Sequence[Kernel]) -> NDArray[Any]:
+        options = ptxas_options(QUALIFIED_LEVEL, clusters=self.shape.tiling.cluster > 1)
+        made = [assemble(each.ptx, arch, self.toolchain, options, LIMITS).data for each in kernels]
+        cubins = [(CubinFile.read(data), each.launch) for data, each in zip(made, kernels, strict=True)]
+        return self._output(sass.run, cubins)
+
+    def _output(self, run: Callable[..., None], kernels: Sequence[tuple[Any, Launch]]) -> NDArray[Any]:
+        output = poisoned(self.shape.spec, self.shape.batch)
+        for kernel, launch in kernels:
+            given = arguments_of(self.shape, launch, output)
+            run(kernel, launch.grid_at(self.shape.batch), launch.block, launch.shared_bytes, given)
+        return output
+
+
+def _reason(error: CodegenError) -> str:
+    """The error without a word's address, so that equal reasons are counted together."""
+    return re.sub(r"^(\w+, )?word \d+", "a word", str(error))
+
+
+def compare(tasks: Iterable[Task], processes: int) -> Outcomes:
+    """The outcomes of all tasks, which several processes compare; prints how it goes."""
+    outcomes, rest, told = Outcomes(), iter(tasks), time.monotonic()
+    with ProcessPoolExecutor(processes) as pool:
+        waiting = {pool.submit(Task.outcomes, task) for task in islice(rest, processes + AHEAD)}
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                outcomes.add(future.result())
+                waiting |= {pool.submit(Task.outcomes, task) for task in islice(rest, 1)}
+            if time.monotonic() > told + SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                print(f"{outcomes.equal.total()} equal, {len(outcomes.different)} different", flush=True)
+    return outcomes
+
+
+def main() -> int:
+    """Compares until the layers are done or the time is up: 1 if one of them is different."""
+    parser = argparse.ArgumentParser(prog="python -m tests.differential.emulated_corpus", description=__doc__)
+    parser.add_argument("--layers", type=int, default=5000, help="layers of each architecture")
+    parser.add_argument("--first", type=int, default=0, help="number of the first shape")
+    parser.add_argument("--seconds", type=float, default=3600, help="no layer begins after this time")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--arch", default="all", help="as sm_80,sm_90")
+    options = parser.parse_args()
+    archs = SUPPORTED_ARCHS if options.arch == "all" else tuple(options.arch.split(","))
+    toolchain, end = find_toolchain(), time.time() + options.seconds
+    shapes = islice(shape_numbers(get_args(DataType), options.first), options.layers * STEP // LAYERS_PER_SHAPE)
+    in_time = takewhile(lambda _: time.time() < end, shapes)
+    outcomes = compare((Task(*shape, archs, toolchain, end) for shape in in_time), options.processes)
+    print(outcomes)
+    return 1 if outcomes.different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
