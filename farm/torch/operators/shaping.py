@@ -146,9 +146,28 @@ def slice_of(
 def gather(x: T, indices: T, axis: int = 0, **_: Any) -> T:
     """Gather."""
     axis %= x.ndim
-    chosen = torch.where(indices < 0, indices + x.shape[axis], indices)
-    taken = x.index_select(axis, chosen.reshape(-1))
+    taken = x.index_select(axis, _from_start(indices, x.shape[axis]).reshape(-1))
     return taken.reshape([*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+
+
+def gather_elements(x: T, indices: T, axis: int = 0, **_: Any) -> T:
+    """GatherElements."""
+    return x.gather(axis, _from_start(indices, x.shape[axis]).long())
+
+
+def scatter_elements(x: T, indices: T, updates: T, axis: int = 0, reduction: str = "none", **_: Any) -> T:
+    """ScatterElements."""
+    places = _from_start(indices, x.shape[axis]).long()
+    if reduction == "none":
+        return x.scatter(axis, places, updates)
+    return x.scatter_reduce(
+        axis, places, updates, {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction]
+    )
+
+
+def _from_start(indices: T, size: int) -> T:
+    """Indices of which negative ones count from the end."""
+    return torch.where(indices < 0, indices + size, indices)
 
 
 def expand(x: T, shape: Numbers, **_: Any) -> T:
