@@ -18,8 +18,12 @@ from farm.runtime.lowering import ROW_THREADS, TILE, Given, Lowering, Operator, 
 from farm.runtime.max_pools import FastMaxPool
 from farm.runtime.plan import Rows
 
-ERF_GELU, TANH_GELU, QUANTIZED = 8, 9, 15
+ERF_GELU, TANH_GELU, SQUARE_ROOT, QUANTIZED = 8, 9, 12, 15
 """Numbers of glue.cu's unary operations."""
+MULTIPLY = 2
+"""Number of glue.cu's multiplication of two tensors."""
+SQUARE, ROOT = 2.0, 0.5
+"""Exponents that are computed."""
 
 
 def _same(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
@@ -99,6 +103,17 @@ def _binary(code: int, lowering: Lowering, node: NetworkNode) -> Sequence[Value]
     for name in node.inputs[1:]:
         result = _pair(code, lowering, node, result, lowering.values[name])
     return [result]
+
+
+def _power(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
+    """Squares and square roots, as exporters write them in normalizations."""
+    exponent = scalar_of(lowering, node, 1, 1.0)
+    if exponent == SQUARE:
+        x = lowering.values[node.inputs[0]]
+        return [_pair(MULTIPLY, lowering, node, x, x)]
+    if exponent == ROOT:
+        return _unary(SQUARE_ROOT, lowering, node)
+    raise lowering.refused(node, f"to the power of {exponent:g}")
 
 
 def _pair(code: int, lowering: Lowering, node: NetworkNode, a: Value, b: Value) -> Value:
@@ -308,7 +323,7 @@ def _batch_norm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
     shape = (-1, *[1] * (len(x.shape) - 2))
     result = x
-    for code, numbers in ((2, factor), (0, shift - mean * factor)):
+    for code, numbers in ((MULTIPLY, factor), (0, shift - mean * factor)):
         constant = lowering.floats(numbers.reshape(shape).astype(np.float32), x.dtype)
         result = _pair(code, lowering, node, result, constant)
     return [result]
@@ -332,13 +347,14 @@ OPERATORS: dict[str, Operator] = {
     "Gelu": _gelu,
     "Mish": partial(_unary, 10),
     "Exp": partial(_unary, 11),
-    "Sqrt": partial(_unary, 12),
+    "Pow": _power,
+    "Sqrt": partial(_unary, SQUARE_ROOT),
     "Abs": partial(_unary, 13),
     "Neg": partial(_unary, 14),
     "Add": partial(_binary, 0),
     "Sum": partial(_binary, 0),
     "Sub": partial(_binary, 1),
-    "Mul": partial(_binary, 2),
+    "Mul": partial(_binary, MULTIPLY),
     "Div": partial(_binary, 3),
     "Max": partial(_binary, 4),
     "Min": partial(_binary, 5),

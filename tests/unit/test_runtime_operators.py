@@ -65,6 +65,7 @@ def one(
 
 
 WINDOW = {"kernel_shape": [3, 2], "strides": [2, 2]}
+HALF = np.array(0.5, np.float32)
 NONE = {"r": np.zeros(0, np.float32)}
 INTS = {"dtype": np.int64}
 ONE = {
@@ -112,6 +113,7 @@ ONE = {
         "Slice", {"a": np.array([1, 7]), "b": np.array([9, 0]), "c": np.array([2, 3]), "d": np.array([2, -3])}
     ),
     "pad": one("Pad", {"p": np.array([0, 1, 2, 0, 0, 0, 1, 3]), "v": np.float32(0.5)}),
+    "square": one("Pow", {"e": np.float32(2)}),
     "resize": one("Resize", NONE | {"c": np.array([1, 1, 2, 3], np.float32)}),
     "resize lines": one("Resize", NONE | {"c": np.array([1, 1, 1, 2], np.float32)}, nearest_mode="round_prefer_ceil"),
     "resize to a size": one(
@@ -232,6 +234,7 @@ REFUSED = {
     "with anything but the nearest element": one(
         "Resize", NONE | {"c": np.array([1, 1, 2, 2], np.float32)}, mode="linear"
     ),
+    "to the power of 3": one("Pow", {"e": np.float32(3)}),
     "a whole number of times": one("Resize", NONE | {"c": np.array([1, 1, 1.5, 2], np.float32)}),
     "without constant scales": one("Resize", NONE | {"c": np.zeros(0, np.float32)}),
     "for each image": one("Add", {"c": values(240, 1, 1, 1)}),
@@ -306,6 +309,10 @@ MORE = [
     (quantized(np.int8(-3)), ((2, 3, 9, 7),)),
     (two(node("Sum", "x z x", "a"), node("Sub", "a z", "y")), ((2, 3, 9, 7), (2, 3, 9, 7))),
     (two(node("Max", "x z", "a"), node("Min", "a x", "y")), ((2, 3, 9, 7), (2, 3, 9, 7))),
+    (
+        two(node("Abs", "x", "a"), node("Pow", "a e", "b"), node("Add", "b z", "y"), tensors=[tensor("e", HALF)]),
+        ((2, 3, 9, 7), (2, 3, 9, 7)),
+    ),
     (two(node("Abs", "x", "a"), node("Sqrt", "a", "b"), node("Add", "b z", "y")), ((2, 3, 9, 7), (2, 3, 9, 7))),
     (
         two(
