@@ -19,7 +19,7 @@ from cli.options.jobs import OneJob
 from cli.options.output import AsJson
 from cli.options.parse import input_values_of
 from cli.output.console import print_json, stderr, stdout
-from cli.output.format import counted
+from cli.output.format import counted, without_places
 from cli.output.network_verdict import print_network
 from cli.output.table import Column, fitted_table, without_columns
 from farm.errors import UsageError
@@ -142,7 +142,7 @@ def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
 
 def ptx_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
     """The checks that ran PTX in the place of cubins, one line for each reason."""
-    counts = Counter(row["ptx_because"] for row in rows if row["ptx_because"])
+    counts = Counter(without_places(row["ptx_because"]) for row in rows if row["ptx_because"])
     return [
         Text(f"{counted(count, 'check')} of PTX only: {reason}. farm verify --gpu runs the cubins")
         for reason, count in counts.items()

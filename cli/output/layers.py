@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cli.output.coverage import skipped_lines
-from cli.output.format import archs_text, counted, duration, ptxas_time, size
+from cli.output.format import archs_text, counted, duration, ptxas_time, size, without_places
 from cli.output.table import EXTRA, Column, fitted_table, without_columns
 from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part
@@ -316,7 +316,7 @@ def assembler_lines(detail: JobDetail) -> list[Text]:
     by_ptxas = [result for result in made if result.assembler == "ptxas"]
     if not made or asked == "ptxas":
         return []
-    reasons = Counter(result.fallback for result in by_ptxas if result.fallback).most_common()
+    reasons = Counter(without_places(result.fallback) for result in by_ptxas if result.fallback).most_common()
     if len(by_ptxas) < len(made):
         evidence = dict.fromkeys(result.evidence for result in made if result.evidence)
         why = f" ({'; '.join(evidence)})" if evidence else ""

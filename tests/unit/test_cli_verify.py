@@ -53,3 +53,11 @@ def test_each_reason_for_ptx_is_one_line_with_its_count() -> None:
     reason = "machine code of sm_80 is not emulated"
     lines = ptx_lines([row(), *(row(f"conv{i}") | {"ptx_because": reason} for i in range(3))])
     assert [line.plain for line in lines] == [f"3 checks of PTX only: {reason}. farm verify --gpu runs the cubins"]
+
+
+def test_reasons_that_differ_in_the_place_of_a_word_are_one() -> None:
+    reasons = [f"word {place} (opcode 0x210): two carries out" for place in (148, 156)]
+    lines = ptx_lines([row() | {"ptx_because": each} for each in reasons])
+    assert [line.plain for line in lines] == [
+        "2 checks of PTX only: a word (opcode 0x210): two carries out. farm verify --gpu runs the cubins"
+    ]
