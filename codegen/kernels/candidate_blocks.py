@@ -64,7 +64,7 @@ def _of_windows(geometry: Geometry, sizes: set[int]) -> set[int]:
 def divisions(geometry: Geometry) -> Iterator[tuple[int, int]]:
     """Output channels of a K group and channels of a chunk."""
     shares = (1, 2, 3, 4, 6, 8, 11, 12, 16, 22, 32, 64, geometry.group_outputs)
-    chunks = (4, 8, 16, 32) if geometry.kernel_height == geometry.kernel_width == 1 else (1, 2, 4, 8, 16)
+    chunks = (4, 8, 16, 32) if geometry.taps == 1 else (1, 2, 4, 8, 16)
     for outputs in sorted({-(-geometry.group_outputs // share) for share in shares}):
         for channels in sorted({min(geometry.group_channels, chunk) for chunk in chunks}):
             yield outputs, channels

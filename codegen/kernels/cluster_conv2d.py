@@ -151,7 +151,7 @@ def _stores(layer: TiledConvolution) -> Iterator[Store]:
 def workload(layer: TiledConvolution) -> Workload:
     """The work of one instruction stream."""
     spec, geometry, tiling, streams, tile = layer.spec, layer.geometry, layer.tiling, layer.streams, tile_of(layer)
-    taps = geometry.kernel_height * geometry.kernel_width
+    taps = geometry.taps
     rows = used_rows(layer)
     sums, stored = tiling.rows * layer.sums, tiling.rows * streams.stored_outputs
     element = ELEMENT_BYTES[spec.data_type]

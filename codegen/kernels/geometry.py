@@ -131,6 +131,11 @@ class Geometry:
         return self.phases[0] * self.phases[1]
 
     @cached_property
+    def taps(self) -> int:
+        """Weights of an output channel for one channel of its input."""
+        return self.kernel_height * self.kernel_width
+
+    @cached_property
     def group_channels(self) -> int:
         return self.channels // self.groups
 

@@ -46,8 +46,9 @@ DIRECT_GAIN = 1.25
 """Predicted speed-up from which direct_global comes first: its coefficients are not fitted."""
 MOST_BY_PLACE = 60
 """Most tilings of a convolution that are ranked with their blocks in the order `place` too."""
-SPLIT_CODE = 1.5
-"""Most code of a layer over clusters, over the smallest: its predicted time includes fetching all of it."""
+SPLIT_CODE, SPLIT_POINT_CODE = 1.5, 2.0
+"""Most code of a layer over clusters, over the smallest: its predicted time includes fetching all of it; more of a 1x1
+kernel in float16, whose time is that of its many inputs."""
 SPLIT_POSITIONS = 8_192
 """Most positions of all images with which a convolution is split: more occupy all multiprocessors without it."""
 TABLE_ROWS = 4
@@ -225,10 +226,12 @@ def _with_clusters(question: RankingQuestion) -> tuple[Ranked, ...]:
     layer = lower(spec)
     others = _with_place(question.without_options)
     split = [layer.tiled(replace(each, accumulate=question.accumulate)) for each in candidates(layer, "clusters")]
-    if spec.data_type == "float16" and isinstance(spec, Conv2d):
+    packed = spec.data_type == "float16" and isinstance(spec, Conv2d)
+    if packed:
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
     sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each, device)]
-    limit = max(LAYER_INSTRUCTIONS, SPLIT_CODE * min((each.instructions for each in others), default=math.inf))
+    more = SPLIT_POINT_CODE if packed and layer.geometry.taps == 1 else SPLIT_CODE
+    limit = max(LAYER_INSTRUCTIONS, more * min((each.instructions for each in others), default=math.inf))
     return _in_order(
         (
             *(each for each in others if each.instructions <= limit),
