@@ -26,7 +26,7 @@ class Tiling:
     tile_width: int
     """Output columns of a block; a thread owns one."""
     tile_height: int
-    """Rows of threads of a block."""
+    """Rows of threads of a block; in a linear layer each follows a K group of its own."""
     rows: int
     """Output rows of a thread."""
     group_outputs: int
@@ -66,7 +66,12 @@ class Tiling:
     @property
     def is_large(self) -> bool:
         """Whether blocks of a linear layer are large, for many rows: their chunks need an opt-in to shared memory."""
-        return self.kernel == "linear" and self.tile_width >= LARGE_BLOCK
+        return self.kernel == "linear" and self.tile_width * self.tile_height >= LARGE_BLOCK
+
+    @property
+    def block_groups(self) -> int:
+        """K groups of a block: one, or in a large block of a linear layer one for each row of threads."""
+        return self.tile_height if self.kernel == "linear" else 1
 
     @property
     def splits_streams(self) -> bool:

@@ -8,7 +8,7 @@ from codegen.kernels.lowering import AnyTiled
 def order_parameters(layer: AnyTiled) -> dict[str, int | str]:
     """The macros of block_order.cuh."""
     down, across = layer.tiles
-    groups = layer.streams.count // layer.tiling.cluster
+    groups = layer.streams.count // (layer.tiling.cluster * layer.tiling.block_groups)
     return {"BY_PLACE": int(layer.tiling.order == "place"), "GROUPS": groups, "TILES": down * across}
 
 

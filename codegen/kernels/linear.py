@@ -29,13 +29,17 @@ CLUSTER_GROUPS = (8, 16, 24, 32, 40, 48, 64)
 """Outputs of a K group with clusters."""
 CLUSTER_CHUNKS = (1, 2, 4, 8, 16)
 """Chunks of the inputs of a block of a cluster."""
-LARGE_BLOCKS: dict[str, tuple[tuple[int, tuple[int, ...]], ...]] = {
-    "float32": ((320, (48, 64, 96)), (384, (96,)), (416, (48, 64, 96))),
-    "float16": ((320, (32, 48, 64)), (384, (32, 48, 64))),
+LARGE_BLOCKS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
+    "float32": ((320, 1, (48, 64, 96)), (384, 1, (96,)), (416, 1, (48, 64, 96)), (320, 2, (32, 64))),
+    "float16": ((320, 1, (32, 48, 64)), (384, 1, (32, 48, 64))),
 }
-"""Threads of large blocks with all inputs, and outputs of their K groups: others were slower, or spill registers."""
-DIVIDED_BLOCKS = ((320, (48, 64)), (416, (48, 64)))
-"""Threads and outputs of large blocks that share the inputs in a cluster."""
+"""Threads of large blocks with all inputs, K groups of a block, and outputs of one: others were slower, or spill
+registers."""
+DIVIDED_BLOCKS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
+    "float32": ((320, 1, (48, 64)), (416, 1, (48, 64)), (320, 2, (32, 64))),
+    "float16": ((320, 1, (48, 64)), (416, 1, (48, 64)), (320, 2, (24,))),
+}
+"""Threads, K groups and outputs of large blocks that share the inputs in a cluster."""
 DIVIDED_CLUSTERS = (2, 4)
 """Large blocks of a cluster: eight gained nothing."""
 DIVIDED_INPUTS = 256
@@ -69,6 +73,8 @@ def refusal(layer: LoweredLinear, tiling: Tiling) -> str:
         return "its columns cannot be listed"
     if tiling.form != "rolled":
         return "it has no full template"
+    if tiling.tile_height > 1 and (tiling.rows > 1 or tiling.tile_width % WARP or not tiling.is_large):
+        return "only large blocks, of whole warps with one row a thread, have several K groups"
     return cluster_refusal(layer.spec) if tiling.cluster > 1 else ""
 
 
@@ -112,7 +118,7 @@ def shared_words(layer: TiledLinear) -> int:
     tiling = layer.tiling
     chunks = tiling.rows * min(tiling.stages, layer.streams.chunks) * row_words(layer)
     left = tiling.rows * tiling.group_outputs if _own_rows(tiling) else _left_words(layer)
-    return tiling.tile_width * max(chunks, left)
+    return tiling.tile_width * max(chunks, left * tiling.block_groups)
 
 
 def _own_rows(tiling: Tiling) -> bool:
@@ -140,8 +146,8 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     groups = layer.streams.count if part is None else part.end - part.first
     return Launch(
         kernel=ENTRY,
-        grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups)),
-        block=(tiling.tile_width, 1, 1),
+        grid=(GridSize(images=block_rows(layer)), GridSize(), GridSize(groups // tiling.block_groups)),
+        block=(tiling.tile_width * tiling.block_groups, 1, 1),
         shared_bytes=4 * shared_words(layer),
         arguments=(*tensors_of(spec), "images"),
         data_type=spec.data_type,
@@ -153,15 +159,17 @@ def block_region(layer: TiledLinear, block: tuple[int, int, int]) -> Region:
 
     A large block of a cluster stores some rows of the cluster's.
     """
-    x, y, stream = block
-    shares = layer.streams.shares // layer.streams.storing_shares
-    return region_of_rows(layer, (x * shares + stream % shares, y, stream), block_rows(layer) // shares)
+    x, y, z = block
+    streams, groups = layer.streams, layer.tiling.block_groups
+    shares = streams.shares // streams.storing_shares
+    stream = z // streams.shares * groups * streams.shares + z % streams.shares
+    return region_of_rows(layer, (x * shares + z % shares, y, stream), block_rows(layer) // shares)
 
 
 def region_of_rows(layer: TiledLinear, block: tuple[int, int, int], rows: int) -> Region:
     """The outputs of a block of `rows` rows: blockIdx.x counts such blocks, blockIdx.z streams."""
     outputs, first = layer.spec.outputs, layer.streams.first_output(block[2])
-    end = first + layer.streams.stored_outputs
+    end = first + layer.tiling.block_groups * layer.streams.stored_outputs
     return Region(slice(block[0] * rows, (block[0] + 1) * rows), slice(min(first, outputs), min(end, outputs)))
 
 
@@ -283,12 +291,12 @@ def workload(layer: TiledLinear) -> Workload:
     element, step, looped = ELEMENT_BYTES[spec.data_type], unit(layer), is_looped(layer)
     return Workload(
         streams=layer.streams.count,
-        threads=tiling.tile_width,
+        threads=tiling.tile_width * tiling.block_groups,
         sums=sums * (3 if adds_up else 1),
         terms=sums * inputs,
         inputs=tiling.rows * -(-inputs // step),
         pointers=1 if looped else _copies(layer),
-        copies=_copies(layer) * chunks,
+        copies=-(-_copies(layer) // tiling.block_groups) * chunks,
         chunks=chunks,
         stores=stores,
         slots=sums * tiling.chunk_channels,
@@ -347,18 +355,19 @@ def large_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     spec, packed = layer.spec, layer.spec.data_type == "float16"
     if spec.data_type == "bfloat16" or spec.inputs < (chunk := LARGE_CHUNKS[spec.data_type]):
         return
-    for threads, groups in LARGE_BLOCKS[spec.data_type]:
-        for outputs in groups:
-            yield Tiling("linear", threads, 1, 1, outputs, chunk, stages=2)
-            if not packed:
-                yield Tiling("linear", threads, 1, 1, outputs, chunk, stages=2, order="place")
+    for threads, groups, sizes in LARGE_BLOCKS[spec.data_type]:
+        for outputs in sizes:
+            yield Tiling("linear", threads, groups, 1, outputs, chunk, stages=2)
+            if not packed and groups == 1:
+                yield Tiling("linear", threads, groups, 1, outputs, chunk, stages=2, order="place")
     if not packed and spec.outputs > spec.inputs:
         return  # the blocks would exchange more sums than they save inputs
-    for threads, groups in DIVIDED_BLOCKS:
-        for outputs in groups:
+    for threads, groups, sizes in DIVIDED_BLOCKS[spec.data_type]:
+        for outputs in sizes:
             for cluster in DIVIDED_CLUSTERS:
                 if spec.inputs >= DIVIDED_INPUTS * cluster:
-                    yield Tiling("linear", threads, 1, 1, outputs, chunk, 2 if packed else 3, cluster=cluster)
+                    stages = 2 if packed else 3
+                    yield Tiling("linear", threads, groups, 1, outputs, chunk, stages, cluster=cluster)
 
 
 def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:

@@ -75,8 +75,8 @@ class Lowered(Generic[Spec]):
     """Why the other kernels cannot."""
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
-    _streams: dict[tuple[int, int, int, bool], Streams] = field(default_factory=dict, repr=False, compare=False)
-    """Streams of earlier tilings, by outputs of a group, channels of a chunk, blocks of a cluster and their size."""
+    _streams: dict[tuple[int, int, int, bool, int], Streams] = field(default_factory=dict, repr=False, compare=False)
+    """Streams of earlier tilings, by what `Streams.of` reads of them."""
     _workloads: dict[tuple[object, ...], Workload] = field(default_factory=dict, repr=False, compare=False)
     """Workloads of earlier tilings without clusters: they depend on neither stages nor order."""
 
@@ -114,7 +114,7 @@ class Tiled(Generic[Spec]):
     def streams(self) -> Streams:
         """The instruction streams of the K groups."""
         tiling, all_streams = self.tiling, self.layer._streams
-        key = (tiling.group_outputs, tiling.chunk_channels, tiling.cluster, tiling.is_large)
+        key = (tiling.group_outputs, tiling.chunk_channels, tiling.cluster, tiling.is_large, tiling.block_groups)
         if (streams := all_streams.get(key)) is None:
             streams = all_streams[key] = Streams.of(self.geometry, tiling)
         return streams

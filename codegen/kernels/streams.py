@@ -47,7 +47,7 @@ class Streams:
             span_channels=span_channels,
             span_outputs=span_outputs,
             group_outputs=tiling.group_outputs,
-            streams_per_span=-(-span_outputs // tiling.group_outputs),
+            streams_per_span=-(-span_outputs // (tiling.group_outputs * tiling.block_groups)) * tiling.block_groups,
             spans=geometry.groups // groups,
             chunk_channels=tiling.chunk_channels,
             chunks=-(-channels // tiling.chunk_channels),

@@ -199,7 +199,7 @@ def choose_parts(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer])
     streams = stream_instructions(spec, tiling, nonzeros)
     # Listed: one kernel, whose blocks fill the GPU; by place, the blocks of all K groups are side by side.
     whole = tiling.form != "rolled" or tiling.reads_table or tiling.listed or tiling.order != "group"
-    return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster)
+    return (Part(0, len(streams)),) if whole else cut(streams, tiling.cluster, tiling.block_groups)
 
 
 def divisible(spec: LayerSpec, tiling: Tiling, nonzeros: NDArray[np.integer]) -> Tiling:

@@ -16,22 +16,23 @@ CLUSTERED_INSTRUCTIONS = 400_000
 """Most instructions of one kernel with channels split over clusters: the short streams of a layer run side by side."""
 
 
-def cut(streams: NDArray[np.float64], cluster: int = 1) -> tuple[Part, ...]:
-    """Fewest parts that ptxas compiles in seconds each, or in a minute with clusters; about even, clusters whole."""
-    if cluster > 1:
-        of_cluster = streams.reshape(-1, cluster).sum(axis=1)
-        count = math.ceil(float(streams.sum()) / CLUSTERED_INSTRUCTIONS)
-        parts = _evenly(of_cluster, min(max(1, count), len(of_cluster)))
-        return tuple(Part(part.first * cluster, part.end * cluster) for part in parts)
-    count = math.ceil(float(streams.sum()) / PART_INSTRUCTIONS)
+def cut(streams: NDArray[np.float64], cluster: int = 1, block_groups: int = 1) -> tuple[Part, ...]:
+    """Fewest parts that ptxas compiles in seconds each, or in a minute with clusters; about even, clusters whole.
+
+    `block_groups`: streams that the warps of one block follow, which stay together too.
+    """
+    count = math.ceil(float(streams.sum()) / (CLUSTERED_INSTRUCTIONS if cluster > 1 else PART_INSTRUCTIONS))
     if count <= 1:
         return (Part(0, len(streams)),)
-    parts = _evenly(streams, count)
-    # Streams are whole: often fewer parts are hardly larger.
-    limit = 1.05 * _largest(streams, parts)
-    while len(parts) > 1 and _largest(streams, fewer := _evenly(streams, len(parts) - 1)) <= limit:
-        parts = fewer
-    return parts
+    together = cluster * block_groups
+    blocks = streams.reshape(-1, together).sum(axis=1)
+    parts = _evenly(blocks, min(count, len(blocks)) if cluster > 1 else count)
+    if cluster == 1:
+        # Streams are whole: often fewer parts are hardly larger.
+        limit = 1.05 * _largest(blocks, parts)
+        while len(parts) > 1 and _largest(blocks, fewer := _evenly(blocks, len(parts) - 1)) <= limit:
+            parts = fewer
+    return tuple(Part(part.first * together, part.end * together) for part in parts)
 
 
 def _evenly(streams: NDArray[np.float64], count: int) -> tuple[Part, ...]:

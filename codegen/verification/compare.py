@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from codegen.emulator.ptx import emulate
 from codegen.emulator.sass.emulate import run as run_words
-from codegen.errors import EmulationError
+from codegen.errors import EmulationError, UnsupportedCodeError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.dtypes import from_float32, numpy_dtype, to_float32
 from codegen.ir.launch import Launch
@@ -133,6 +133,10 @@ def verify_layer(
     EmulationError, and MachineCodeError for machine code that the hazard checker or the emulator refuses.
     """
     layer = tiled(run.spec, run.tiling)
+    if cubins is not None and layer.tiling.block_groups > 1:
+        for each in cubins:
+            check_cubin(CubinFile.read(each))
+        raise UnsupportedCodeError("warps of a block follow different streams: only their PTX is emulated")
     run = _lowered(run, layer)
     batch = len(run.x)
     arrays: dict[str, Any] = {**run.arrays(), **layer.launch.numbers(batch)}
@@ -147,10 +151,11 @@ def verify_layer(
                 "cubins with --gpu"
             )
         grid = launch.grid_at(batch)
-        blocks = [block for block in sampled if part.first <= block[2] < part.end]
+        first, end = part.first // layer.tiling.block_groups, part.end // layer.tiling.block_groups
+        blocks = [block for block in sampled if first <= block[2] < end]
         if not blocks:
             continue
-        launched = [launched_block(layer, (i, j, k - part.first), grid) for i, j, k in blocks]
+        launched = [launched_block(layer, (i, j, k - first), grid) for i, j, k in blocks]
         arguments = [arrays[name] for name in launch.arguments]
         if cubins is None:
             emulate.run(kernel.ptx, grid, launch.block, launch.shared_bytes, arguments, blocks=launched)

@@ -86,6 +86,12 @@ def test_linear_layers_of_many_rows_have_large_blocks_if_the_architecture_has_cl
         assert other.cluster == 1
 
 
+def test_large_blocks_of_wide_layers_have_two_k_groups() -> None:
+    for inputs, outputs in ((1536, 384), (3072, 768), (768, 3072)):
+        spec = Linear(inputs, outputs)
+        assert choose_tiling(spec, 1568, tenth(spec), clusters=True).block_groups == 2
+
+
 def test_large_blocks_divide_many_inputs_only() -> None:
     deep, shallow = Linear(1536, 384), Linear(384, 1536)
     assert choose_tiling(deep, 1568, tenth(deep), clusters=True).cluster > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from codegen.kernels import stream_count, tiled
 from codegen.model_zoo import TEN_OPERATORS
 from codegen.selection.choose import choose_parts, choose_tiling
 from codegen.selection.costs.stream import Stream
-from codegen.selection.kernel_split import PART_INSTRUCTIONS
+from codegen.selection.kernel_split import PART_INSTRUCTIONS, cut
 from tests.unit.test_choice import PAD, multiply_adds, spread
 
 
@@ -54,3 +55,10 @@ def test_a_tenth_of_a_large_layer_is_cut_into_parts() -> None:
     tiling = choose_tiling(spec, 64, spread(spec, 0.1))
     parts = choose_parts(spec, tiling, spread(spec, 0.1))
     assert len(parts) > 1
+
+
+@pytest.mark.parametrize("cluster", [1, 4])
+def test_k_groups_of_one_block_are_in_one_part(cluster: int) -> None:
+    parts = cut(np.full(16 * cluster, 90_000.0), cluster, block_groups=2)
+    assert len(parts) > 1
+    assert all(edge % (2 * cluster) == 0 for part in parts for edge in (part.first, part.end))

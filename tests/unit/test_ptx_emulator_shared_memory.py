@@ -160,11 +160,19 @@ def test_what_a_barrier_published_stays_readable() -> None:
         "mov.u32 %r4, 0; l: bar.sync 0; add.u32 %r4, %r4, 1; setp.lt.u32 %p2, %r4, %r0; @%p2 bra l; bar.sync 0; ret;",
     ],
 )
-def test_a_barrier_for_a_part_of_the_block_is_an_error(body: str) -> None:
+def test_a_barrier_for_a_part_of_a_warp_is_an_error(body: str) -> None:
     with pytest.raises(
-        EmulationError, match=r"line \d+: `.*barrier|only a part of the block waits at this barrier: thread"
+        EmulationError, match=r"line \d+: `.*barrier|only a part of the warp waits at this barrier: thread"
     ):
         launch(INDEX + "setp.lt.u32 %p1, %r0, 2; " + body, [words(1)])
+
+
+def test_warps_of_a_block_meet_at_barriers_of_their_own_code() -> None:
+    out = words(64)
+    apart = "setp.lt.u32 %p1, %r0, 32; @%p1 bra a; bar.sync 0; bra b; a: bar.sync 0; b: "
+    body = "st.shared.u32 [%r2], %r0;" + apart + "xor.b32 %r6, %r2, 128; ld.shared.u32 %r7, [%r6];"
+    launch(INDEX + FIRST + SHARED + body + "st.global.u32 [%rd1], %r7; ret;", [out], threads=64, shared_bytes=256)
+    assert out.tolist() == [*range(32, 64), *range(32)]
 
 
 def test_blocks_may_differ_in_their_barriers() -> None:

@@ -4,7 +4,7 @@ Every lane has its own program counter, its own registers and its block's shared
 raises an EmulationError that names the line, the instruction, the thread and the reason:
 
 - an access outside the arguments' arrays, or a misaligned one
-- a barrier that only a part of the block reaches
+- a barrier that only a part of a warp reaches
 - shared memory that is read before it was written, before its `cp.async` was waited for, or without a barrier after
   another thread wrote it
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from codegen.emulator.alu.arithmetic import Mask
 from codegen.emulator.faults import FaultError, UnsupportedError
 from codegen.emulator.ptx.state import State, Step, expect
-from codegen.emulator.ptx.steps import guard, make_step
+from codegen.emulator.ptx.steps import WARP_LANES, guard, make_step
 from codegen.errors import EmulationError
 from codegen.ptx.instruction import Immediate, Instruction, Symbol
 from codegen.ptx.module import Entry
@@ -54,6 +54,8 @@ class Schedule:
         self._windows: dict[Window, State] = {}
         self._controls: dict[int, Instruction] = {}
         self._threads = threads
+        # Warps meet by the number of those that wait, each in its own code; a block with a part of a warp waits whole.
+        self._together = threads if threads % WARP_LANES else WARP_LANES
         self._place = place
         self._entry = entry
         self._segments = _segments(entry)
@@ -171,19 +173,19 @@ class Schedule:
         return self._numbers[self._entry.labels[label.name]]
 
     def _release_barriers(self, waiting: NDArray[np.bool_]) -> None:
-        """Releases waiting lanes of blocks in which no lane can run. All of a block must wait at one barrier."""
+        """Releases waiting lanes of blocks in which no lane can run. All of a warp must wait at one barrier."""
         of_cluster = waiting & self._waits_for_cluster[self._barrier]
         if of_cluster.any() and (passing := self._state.clusters.passing(of_cluster, self._next == EXITED)).any():
             self._go_on(passing)
             return
-        at = np.where(waiting, self._barrier, WAITING).reshape(-1, self._threads)
+        at = np.where(waiting, self._barrier, WAITING).reshape(-1, self._together)
         first = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != first) & (at != WAITING))).size:
             lane = int(elsewhere[0])
             here = self._last(int(self._barrier[lane]))
-            other = self._last(int(first[lane // self._threads, 0]))
+            other = self._last(int(first[lane // self._together, 0]))
             raise EmulationError(
-                f"{_at(other)}: only a part of the block waits at this barrier: "
+                f"{_at(other)}: only a part of the warp waits at this barrier: "
                 f"{self._place(lane)} waits at line {here.line}"
             )
         if (of_cluster == waiting).all():

@@ -3,7 +3,7 @@
 //
 // Each loop is one line of PTX in a scope of its own: the rewriter repeats it with the chunk, labels and all.
 #define ROW_UNITS (CHUNK_CHANNELS / UNIT)
-#define PASS_ROWS (THREADS / ROW_UNITS)
+#define PASS_ROWS (THREADS * BLOCK_GROUPS / ROW_UNITS)
 
 struct Copies {
     const Element* source;
@@ -26,7 +26,7 @@ struct Copies {
         upper_end = (int)tile + min(upper_count, THREADS * ROWS) * (ROW_WORDS * 4);
 #endif
         channels = CHANNELS % (CLUSTER * CHUNK_CHANNELS) ? min(CHANNELS - first - (int)channel, SHARE_CHANNELS) : SHARE_CHANNELS;
-        if (THREADS % ROW_UNITS) channels &= -(int)(row < PASS_ROWS);
+        if (THREADS * BLOCK_GROUPS % ROW_UNITS) channels &= -(int)(row < PASS_ROWS);
     }
 
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {

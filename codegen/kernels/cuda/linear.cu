@@ -6,11 +6,15 @@
 // thread owns ROWS rows. The inputs pass through shared memory in chunks of CHUNK_CHANNELS elements of each row; rows
 // are padded so that the lanes of a warp read distinct banks.
 //
+// A large block may have BLOCK_GROUPS groups for the same rows, each with THREADS threads: the inputs come from memory
+// once for all of them.
+//
 // The inputs may be split over the blocks of a cluster: blockIdx.z is then group times CLUSTER, plus rank; the last
 // ranks may have fewer inputs, or none. Small blocks store some of the outputs each (OWN_ROWS), as in cluster_conv2d.cu;
 // large blocks all outputs of some of the rows.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
+#define BLOCK_GROUPS TILE_HEIGHT
 #define EDGES 0
 #define STAGE (THREADS * ROWS * ROW_WORDS)
 // The lower bits of `present`: channels from this one to the end of the row. The upper bits: which halves are there.
@@ -31,18 +35,26 @@
 #endif
 
 #if CLUSTER > 1
-extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS) linear(PARAMETERS) {
+extern "C" __global__ void __cluster_dims__(1, 1, CLUSTER) __launch_bounds__(THREADS * BLOCK_GROUPS) linear(PARAMETERS) {
 #else
-extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS * BLOCK_GROUPS) linear(PARAMETERS) {
 #endif
     extern __shared__ __align__(16) float tile[];
-    const int thread = threadIdx.x;
+#if BLOCK_GROUPS == 1
+    const int nth_group = 0, thread = threadIdx.x;
+#else
+    const int nth_group = threadIdx.x / THREADS, thread = threadIdx.x % THREADS;
+#endif
     FIND_PLACE
     const int first_row = ROWS_NUMBER * (THREADS * ROWS * PAIRS);
     const unsigned tile_address = __cvta_generic_to_shared(tile);
     int group;
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
+#if BLOCK_GROUPS == 1
     group += GROUP_NUMBER;
+#else
+    group += (GROUP_NUMBER / CLUSTER * BLOCK_GROUPS + nth_group) * CLUSTER + GROUP_NUMBER % CLUSTER;
+#endif
     const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
     const int first_output = group / CLUSTER * GROUP_OUTPUTS + (OWN_ROWS ? rank * STORED_OUTPUTS : 0);
 
@@ -52,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
     // other instructions.
     int upper_row = first_row + THREADS * ROWS;
     asm("" : "+r"(upper_row));
-    copies.begin(input + (size_t)first_row * CHANNELS, first_channel, thread, images - first_row, images - upper_row, tile_address);
+    copies.begin(input + (size_t)first_row * CHANNELS, first_channel, threadIdx.x, images - first_row, images - upper_row, tile_address);
 #else
 #pragma unroll
     for (int j = 0; j < POINTERS; ++j) {
@@ -83,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 #endif
     const int row = first_row + half * THREADS + first_taken, rows_left = images - row;
     const size_t first = (size_t)row * OUTPUT_CHANNELS + first_output + lane;
-    const unsigned left_at = tile_address + thread * (LEFT_WORDS * 4);
-    const unsigned taken_from = tile_address + (first_taken * LEFT_WORDS + half * GROUP_OUTPUTS + lane) * 4;
+    const unsigned left_at = tile_address + (nth_group * THREADS + thread) * (LEFT_WORDS * 4);
+    const unsigned taken_from = tile_address + ((nth_group * THREADS + first_taken) * LEFT_WORDS + half * GROUP_OUTPUTS + lane) * 4;
 #endif
     Element* out[] = {output + first};
 #if HAS_RESIDUAL
@@ -108,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) linear(PARAMETERS) {
 // Rows of the batch of which this lane stores an output: none if it has none of the `count` from the `output`-th on.
 #define ROWS_TO_STORE(rows, output, count)                                                                  \
     ((count) < LANES && lane >= (count)                                                               ? 0   \
-     : OUTPUT_CHANNELS % GROUP_OUTPUTS && first_output + (output) + lane >= OUTPUT_CHANNELS  ? 0            \
+     : OUTPUT_CHANNELS % (BLOCK_GROUPS * GROUP_OUTPUTS) && first_output + (output) + lane >= OUTPUT_CHANNELS  ? 0            \
                                                                                   : rows_left - (rows))
 #if CLUSTER > 1
 #define MEET_CLUSTER                                                                                        \

@@ -58,6 +58,6 @@ class PlannedLaunch:
 
     @cached_property
     def grid(self) -> tuple[int, int, int]:
-        """Blocks in x, y and z: the last are streams. Also for more images than one launch takes."""
+        """Blocks in x, y and z: the last are streams, or pairs of them. Also for more images than one launch takes."""
         x, y, streams = (size.at(self.batch) for size in self.layer.launch.grid)
         return x, y, streams

@@ -112,13 +112,15 @@ class _Waves:
         x, y, groups = planned.grid
         # Blocks of one multiprocessor stand a whole round of multiprocessors apart in the grid.
         followed = 1 if planned.by_place else x * y
-        streams = min(groups, blocks, math.ceil(blocks * self.multiprocessors / followed))
+        different = min(groups, blocks, math.ceil(blocks * self.multiprocessors / followed))
+        streams = planned.layer.tiling.block_groups * different
         issue = planned.issue_slots * warps * blocks / ISSUE_PER_CLOCK
         loads = (stream.loads * workload.conflicts + workload.exchanged) * warps * blocks * path.load_clocks
         # Streams of several blocks wait for their code at the same time.
         fetch = _fetch_clocks(stream.code * streams, of, apart=planned.by_place) / math.sqrt(streams)
         if cold_clocks is not None:
-            fetch = max(fetch, cold_clocks(stream.code * streams))
+            # Warps of a block that follow different streams wait for their code at the same time too.
+            fetch = max(fetch, cold_clocks(stream.code * streams) / math.sqrt(planned.layer.tiling.block_groups))
         copies = stream.chunks * (path.copy_clocks + path.chunk_copy_clocks * blocks) / path.ahead
         together = norm((issue, loads, fetch, planned.issue_slots * of.warp_clocks, copies), of.overlap)
         if blocks == 1 and warps >= LONE_BLOCK_WARPS:
