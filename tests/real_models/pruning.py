@@ -11,7 +11,9 @@ from onnx import numpy_helper
 
 from codegen.model_zoo.pruning import prune
 
-LAYERS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+LAYERS = {"Conv", "ConvInteger", "ConvTranspose", "Gemm", "MatMul", "MatMulInteger"}
+BETWEEN = {"DequantizeLinear", "Identity"}
+"""Operators between a layer and its weights. Integers have the zero point 0 in the models that we prune."""
 
 Kernels = Sequence[NDArray[np.float32]]
 
@@ -44,13 +46,18 @@ def prune_model(model: onnx.ModelProto, way: str) -> None:
     tensors = [constants[name] for name in names if len(constants[name].dims) > 1]
     kernels = [numpy_helper.to_array(each).astype(np.float32) for each in tensors]
     for tensor, kept in zip(tensors, WAYS[way](kernels), strict=True):
-        tensor.CopyFrom(numpy_helper.from_array(kept, tensor.name))
+        dtype = numpy_helper.to_array(tensor).dtype
+        tensor.CopyFrom(numpy_helper.from_array(kept.astype(dtype), tensor.name))
 
 
 def _weights(graph: onnx.GraphProto) -> Iterator[str]:
+    sources = {node.output[0]: node.input[0] for node in graph.node if node.op_type in BETWEEN}
     for node in graph.node:
         if node.op_type in LAYERS:
-            yield from node.input[:2]
+            for name in node.input[:2]:
+                while name in sources:
+                    name = sources[name]
+                yield name
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _weights(attribute.g)

@@ -105,6 +105,26 @@ def _picture() -> dict[str, Array]:
     return {"images": _planes(picture, mean=0.0, scale=1.0)}
 
 
+def _body() -> dict[str, Array]:
+    return {"images": _planes(_photo(320, 320), mean=0.0, scale=255.0)}
+
+
+def _spoken() -> dict[str, Array]:
+    """Eight seconds of a voiced sound: logarithms of the power in 80 bands, for each hundredth of a second."""
+    sound = np.pad(_wave(128_000, 16000, 140.0, 700.0), 120)
+    frames = np.lib.stride_tricks.sliding_window_view(sound, 400)[::160][:800] * np.hanning(400)
+    power = np.abs(np.fft.rfft(frames)[:, :160]) ** 2
+    bands = np.log10(np.maximum(power.reshape(800, 80, 2).mean(-1).T, 1e-10))
+    return {"input_features": np.asarray((np.maximum(bands, bands.max() - 8) + 4) / 4, np.float32)[None]}
+
+
+def _parts(outputs: Sequence[Array]) -> Array:
+    """The cells of a YOLOv8 grid that show something, and the likeliest cell with its class."""
+    classes = outputs[0][:, 4:]
+    likeliest = classes.max(1).argmax(-1)
+    return np.concatenate([(classes.max(1) > 0.2).ravel(), likeliest, classes[0, :, likeliest[0]].argmax(-1)[None]])
+
+
 def _largest(outputs: Sequence[Array]) -> Array:
     """The class of each image or time step, as it is read from one output."""
     return np.asarray(outputs[0].argmax(-1))
@@ -170,6 +190,27 @@ MODELS = {
         "akiki/models/akiki-vad.onnx",
         partial(_voice, "audio_with_context", "h", 1, 1, 128),
         _is_voice,
+    ),
+    "body parts": Shipped(
+        "nudenet==3.4.2",
+        "5937dbd84e5d8e5de038f08ffea5a1bb50a08475776bf2b4795914ce0eaf0331",
+        "nudenet/320n.onnx",
+        _body,
+        _parts,
+    ),
+    "turn, quantized": Shipped(
+        "pipecat-ai==1.14.0",
+        "0352f504b44e78bdf524e45af4bc759601c835b9b7dc195efe5e03384b974a44",
+        "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+        _spoken,
+        _is_voice,
+    ),
+    "text detection, version 6": Shipped(
+        "rapidocr==3.10.0",
+        "2fc34e26cd0f48514804a94f8832283039c7334076bff60768b1fed9ad068050",
+        "rapidocr/models/PP-OCRv6_det_small.onnx",
+        _page,
+        partial(_above, 0.3),
     ),
     "captcha": Shipped(*DDDDOCR, "ddddocr/common.onnx", _captcha, _largest),
     "object detection": Shipped(*DDDDOCR, "ddddocr/common_det.onnx", _picture, _boxes),
