@@ -186,9 +186,7 @@ class Tiled(Generic[Spec]):
 
     @property
     def threads(self) -> int:
-        """Threads per block of a convolution; 0 of large blocks, which exchange biased outputs instead of sums."""
-        if self.tiling.is_large:
-            return 0
+        """Threads per block of a convolution or linear layer."""
         return self.tiling.tile_width * self.tiling.tile_height * self.word_images
 
     @cached_property

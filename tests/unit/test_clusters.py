@@ -82,6 +82,7 @@ def test_linear_layers_of_many_rows_have_large_blocks_if_the_architecture_has_cl
         spec = Linear(inputs, outputs, data_type=data_type)
         choice, other = (choose_tiling(spec, 1568, tenth(spec), clusters=clusters) for clusters in (True, False))
         assert choice.is_large
+        assert tiled(spec, choice).threads == tiled(spec, choice).launch.block[0]
         assert tiled(spec, other).launch.shared_bytes <= SHARED_BYTES
         assert other.cluster == 1
 

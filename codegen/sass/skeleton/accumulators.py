@@ -28,7 +28,10 @@ class Accumulators:
     wide: tuple[tuple[str, str], ...]
     """The float32 accumulators, lower and upper half, that each packed one is added to; empty without such."""
     exchanged_bytes: int = 0
-    """Distance of a thread's accumulators where the blocks of a cluster exchange them; 0 without a cluster."""
+    """Distance of a thread's accumulators where the blocks of a cluster exchange them; 0 where they do not.
+
+    Large blocks of a cluster exchange biased outputs instead.
+    """
     finished: int = 0
     """Number of outputs that a thread adds a bias to and stores."""
 
@@ -44,12 +47,13 @@ class Accumulators:
         wide = {line.packed: line.wide for line in added}
         if wide and set(wide) != set(registers.values()):
             raise MachineCodeError("not every packed accumulator is added to float32 ones")
+        exchanged = layer.tiling.cluster > 1 and not layer.tiling.is_large
         return Accumulators(
             packed=layer.spec.data_type == "float16",
             registers=tuple(registers[number] for number in numbers),
             in_row=tuple(number % layer.sums for number in numbers),
             wide=tuple(wide[registers[number]] for number in numbers) if wide else (),
-            exchanged_bytes=_WORD_BYTES * layer.threads if layer.tiling.cluster > 1 else 0,
+            exchanged_bytes=_WORD_BYTES * layer.threads if exchanged else 0,
             finished=len(form.bias_lines),
         )
 
