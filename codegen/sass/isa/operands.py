@@ -42,6 +42,8 @@ from codegen.sass.isa.opcodes import (
 )
 
 _RESOURCE_SHIFT: Final = 32
+_RESOURCE_BITS: Final = 16
+"""A resource has fewer bits."""
 MANY: Final = 256
 """An opcode with more words than this is decoded slot by slot, rarer ones together in one table."""
 Uses = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -59,8 +61,12 @@ class Accesses:
 
     @staticmethod
     def of(uses: Iterable[Uses], length: int) -> Accesses:
-        word, resource = (np.concatenate(each) for each in zip(*uses, strict=True))
-        return Accesses(np.sort(resource << _RESOURCE_SHIFT | word), length)
+        # The words of each use ascend, so sorting by word merges a few runs; 16 bits are sorted in linear time.
+        keys = np.concatenate([word << _RESOURCE_BITS | resource for word, resource in uses])
+        keys.sort(kind="stable")
+        keys = keys[np.argsort(keys.astype(np.uint16), kind="stable")]
+        resource = keys & ((1 << _RESOURCE_BITS) - 1)
+        return Accesses(resource << _RESOURCE_SHIFT | keys >> _RESOURCE_BITS, length)
 
     @cached_property
     def word(self) -> NDArray[np.int64]:
@@ -80,8 +86,8 @@ class Accesses:
 
     def before(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The last word before each place that uses its resource, or -1."""
-        found = self.index_before(resources, places)
-        return np.where(found < 0, -1, self._ended[found] & ((1 << _RESOURCE_SHIFT) - 1))
+        found = self._ended[np.searchsorted(self.keys, resources << _RESOURCE_SHIFT | places) - 1]
+        return np.where(found >> _RESOURCE_SHIFT == resources, found & ((1 << _RESOURCE_SHIFT) - 1), -1)
 
     def index_before(self, resources: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The last access before each place that uses its resource, as an index, or -1."""
@@ -113,13 +119,15 @@ class Operands:
         """[instructions]: whether one of these units executes it."""
         return np.array([opcode.unit in units for opcode in self.opcodes], dtype=np.bool_)[self.opcode_of]
 
-    def named(self, *names: str) -> NDArray[np.bool_]:
-        """[instructions]: whether its name is one of these."""
-        return np.array([opcode.name in names for opcode in self.opcodes], dtype=np.bool_)[self.opcode_of]
+    def named(self, *names: str, places: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+        """[instructions], or [places]: whether its name is one of these."""
+        is_named = np.array([opcode.name in names for opcode in self.opcodes], dtype=np.bool_)
+        return is_named[self.opcode_of if places is None else self.opcode_of[places]]
 
-    def per_word(self, fact: Callable[[Opcode], int]) -> NDArray[np.int64]:
-        """[instructions]: a fact of each word's opcode."""
-        return np.array([fact(opcode) for opcode in self.opcodes], dtype=np.int64)[self.opcode_of]
+    def per_word(self, fact: Callable[[Opcode], int], places: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """[instructions], or [places]: a fact of each word's opcode."""
+        facts = np.array([fact(opcode) for opcode in self.opcodes], dtype=np.int64)
+        return facts[self.opcode_of if places is None else self.opcode_of[places]]
 
     @cached_property
     def asynchronous(self) -> NDArray[np.bool_]:

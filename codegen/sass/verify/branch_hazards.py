@@ -141,10 +141,12 @@ def _before_branches(
     code: Program, branches: Places, accesses: Accesses, end: Places
 ) -> tuple[Places, NDArray[np.int64], NDArray[np.int64]]:
     """Accesses before a branch of their own segment, if the branch is before `end`: words, resources and branches."""
+    before = np.flatnonzero(code.next_branch[accesses.word] < end)
+    word, resource = accesses.word[before], accesses.resource[before]
     segment_ends = np.append(np.flatnonzero(code.ends), len(code) - 1)
-    last = segment_ends[code.segment[accesses.word]]
-    access, branch = _pairs(branches, accesses.word + 1, np.minimum(last + 1, end))
-    return accesses.word[access], accesses.resource[access], branch
+    last = segment_ends[code.segment[word]]
+    access, branch = _pairs(branches, word + 1, np.minimum(last + 1, end[before]))
+    return word[access], resource[access], branch
 
 
 def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
@@ -160,8 +162,11 @@ def _unfinished(code: Program, branches: Places, writes: Accesses) -> _Found:
 
 def _recent(code: Program, branches: Places, writes: Accesses) -> _Found:
     """Results of fixed latency that may not have arrived."""
+    issued = np.append(code.cycles, np.iinfo(np.int64).max)
+    longest = code.architecture.latencies.longest
+    writes = writes.where(issued[code.next_branch[writes.word]] < code.cycles[writes.word] + longest)
     after = np.append(code.cycles[branches] + code.stalls[branches], np.iinfo(np.int64).max)
-    until = code.cycles[writes.word] + code.architecture.latencies.longest
+    until = code.cycles[writes.word] + longest
     in_time = np.append(branches, len(code))[np.searchsorted(after, until)]
     word, resource, branch = _before_branches(code, branches, writes, in_time)
     last = _is_last(code, word, resource, branches[branch])

@@ -76,17 +76,18 @@ def check(
 def unknown_bits(words: Words, architecture: Architecture) -> Iterator[Finding]:
     """Words [instructions, 2] with a bit that the emulator does not know; an instruction that it lacks has any bits."""
     opcodes = OPCODE.get(words)
-    for number in np.flatnonzero(np.bincount(opcodes)).tolist():
+    order, counts = np.argsort(opcodes.astype(np.uint16), kind="stable"), np.bincount(opcodes)
+    present = np.flatnonzero(counts)
+    for number, places in zip(present.tolist(), np.split(order, np.cumsum(counts[present])), strict=False):
         opcode = architecture.opcode(number)
         if opcode is None or opcode.understood is None:
             continue
-        places = np.flatnonzero(opcodes == number)
         mask = opcode.understood_mask(opcode.form_in(number))
-        rest = words[places] & ~_halves(mask)
-        known = np.logical_or.reduce([(rest == _halves(fixed)).all(axis=1) for fixed in opcode.fixed])
+        low, high = (words[places, half] & ~_halves(mask)[half] for half in (0, 1))
+        known = np.logical_or.reduce([(low == fixed[0]) & (high == fixed[1]) for fixed in map(_halves, opcode.fixed)])
         for place in np.flatnonzero(~known).tolist():
-            low, high = rest[place].tolist()
-            yield Finding(int(places[place]), f"{opcode.name} with unknown bits {low | high << 64:#034x}")
+            bits = int(low[place]) | int(high[place]) << 64
+            yield Finding(int(places[place]), f"{opcode.name} with unknown bits {bits:#034x}")
 
 
 def _halves(number: int) -> NDArray[np.uint64]:
@@ -101,10 +102,9 @@ def _bounds(code: Program, registers: int) -> Iterator[Finding]:
         for i in np.flatnonzero((accesses.resource < PREDICATES) & (accesses.resource >= limit)):
             name = resource_name(int(accesses.resource[i]))
             yield Finding(int(accesses.word[i]), f"{name} of {registers} registers, {latencies.SPARE_REGISTERS} spare")
-    for b in np.flatnonzero(code.used.named("BRA")):
-        distance = int(code.distances[b])
+    for b, distance in zip(*(each.tolist() for each in code.distances), strict=True):
         if distance % WORD_BYTES or not 0 <= b + 1 + distance // WORD_BYTES < len(code):
-            yield Finding(int(b), f"branches over {distance} bytes, to no word of the code")
+            yield Finding(b, f"branches over {distance} bytes, to no word of the code")
     branches, targets = code.branches.T
     hasty = (code.stalls[branches] < latencies.BRANCH_CYCLES) & (branches != targets)
     for b in np.unique(branches[hasty]).tolist():
@@ -158,23 +158,29 @@ def _register_hazards(code: Program) -> Iterator[Finding]:
         before = places
         while len(places):
             writer = code.used.writes.before(resources, before)
-            there = writer >= 0
-            there[there] = code.segment[writer[there]] == code.segment[places[there]]
-            places, resources, writer = places[there], resources[there], writer[there]
-            yield from _too_early(code, writer, places, resources, writing=writing)
+            recent = code.cycles[places] - code.cycles[writer] < code.architecture.latencies.longest
+            doubtful = _in_segment(code, writer, places, np.flatnonzero(recent | (code.done[writer] > places)))
+            yield from _too_early(code, writer[doubtful], places[doubtful], resources[doubtful], writing=writing)
             # A guarded writer may not have run, so an earlier one counts too, unless its result is certainly there.
-            again = np.flatnonzero(code.guard[writer] != ALWAYS)
+            again = _in_segment(code, writer, places, np.flatnonzero((code.guard != ALWAYS)[writer]))
             places, resources, before = places[again], resources[again], writer[again]
             recent = code.cycles[places] - code.cycles[before] < code.architecture.latencies.longest
             again = np.flatnonzero(recent | code.unfinished(resources, before, places))
             places, resources, before = places[again], resources[again], before[again]
 
 
+def _in_segment(code: Program, writer: Places, places: Places, chosen: Places) -> Places:
+    """Those of the indices `chosen` whose writer exists, in the segment of its place."""
+    there = (writer[chosen] >= 0) & (code.segment[writer[chosen]] == code.segment[places[chosen]])
+    found: Places = chosen[there]
+    return found
+
+
 def _too_early(code: Program, writer: Places, places: Places, resources: Places, *, writing: bool) -> Iterator[Finding]:
     """Accesses at `places` to results of the words `writer`, if only guarded words write them in between."""
+    if not len(places):
+        return
     passed = code.cycles[places] - code.cycles[writer]
-    doubtful = np.flatnonzero((passed < code.architecture.latencies.longest) | (code.done[writer] > places))
-    writer, places, resources, passed = writer[doubtful], places[doubtful], resources[doubtful], passed[doubtful]
     unknown = code.asynchronous[writer]
     late, near = unknown & (code.done[writer] > places), ~unknown & (passed < code.architecture.latencies.longest)
     if writing:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codegen.sass.isa import latencies
 from codegen.sass.isa import published_latencies as figures
@@ -49,8 +48,9 @@ def measured(code: Program, writer: Places, places: Places, resources: Places, *
 
 def result_class(code: Program, writer: Places, resources: Places) -> Places:
     """The place in `latencies.RESULTS` of the result that a word writes to a resource."""
-    lower = _is_lower_result(code, writer, resources)
-    return np.where(lower, latencies.RESULTS.index("lower"), code.results[writer])
+    result: Places = code.results[writer]
+    result[_lower_results(code, writer, resources)] = latencies.RESULTS.index("lower")
+    return result
 
 
 def slot_class(code: Program, places: Places, resources: Places) -> Places:
@@ -67,13 +67,13 @@ def published(code: Program, writer: Places, places: Places, resources: Places, 
             guarded, result, _published_result(code, places, resources)
         ]
         return overwritten
-    operand = code.used.per_word(figures.operand_index)[places]
-    to_float = code.used.named("HADD2")[places] & (_TO_FLOAT.get(code.words[places]) == 1)
-    operand = np.where(to_float, figures.OPERANDS.index("fp16_f32"), operand)
+    operand = code.used.per_word(figures.operand_index, places)
+    operand[_converts(code, places)] = figures.OPERANDS.index("fp16_f32")
     operand = _with_halves(code, places, resources, figures.OPERANDS, operand)
     starts = (PREDICATES, UNIFORM_REGISTERS, UNIFORM_PREDICATES)
     kind = np.searchsorted(starts, resources, "right")
-    guard = np.where(code.used.per_word(lambda opcode: opcode.uniform)[places] != 0, UNIFORM_PREDICATES, PREDICATES)
+    uniform = code.used.per_word(lambda opcode: opcode.uniform, places) != 0
+    guard = np.where(uniform, UNIFORM_PREDICATES, PREDICATES)
     guard = resources == guard + code.guard[places]
     least = code.architecture.published
     return np.where(guard, least.guard[kind], least.read[kind, operand, result])
@@ -91,32 +91,42 @@ def reloads(code: Program) -> tuple[Places, Places, Places, Places]:
     there = np.flatnonzero(readers >= 0)
     readers, places, resources = readers[there], places[there], resources[there]
     of_load = np.where(resources < PREDICATES, max(latencies.RELOAD_CYCLES, figures.RELOAD_CYCLES), 1)
-    uniform = code.used.per_word(figures.operand_index)[readers] == figures.OPERANDS.index("udp")
+    uniform = code.used.per_word(figures.operand_index, readers) == figures.OPERANDS.index("udp")
     of_move = np.where(uniform, figures.UNIFORM_MOVE_CYCLES, 1)
     return readers, places, resources, np.where(code.asynchronous[places], of_load, of_move)
 
 
 def _published_result(code: Program, writer: Places, resources: Places) -> Places:
     """The place in `published_latencies.RESULTS` of the result that a word writes to a resource."""
-    result = code.used.per_word(figures.result_index)[writer]
-    to_float = code.used.named("HADD2")[writer] & (_TO_FLOAT.get(code.words[writer]) == 1)
-    result = np.where(to_float, figures.RESULTS.index("fp16_f32"), result)
-    return np.where(_is_lower_result(code, writer, resources), figures.RESULTS.index("lower"), result)
+    result = code.used.per_word(figures.result_index, writer)
+    result[_converts(code, writer)] = figures.RESULTS.index("fp16_f32")
+    result[_lower_results(code, writer, resources)] = figures.RESULTS.index("lower")
+    return result
 
 
-def _is_lower_result(code: Program, writer: Places, resources: Places) -> NDArray[np.bool_]:
-    """Whether a register is the lower half of a wide product."""
-    wide = code.used.named("IMAD.WIDE")[writer]
-    lower: NDArray[np.bool_] = wide & (DESTINATION.get(code.words[writer]) == resources)
-    return lower
+def _converts(code: Program, places: Places) -> Places:
+    """The indices of those places whose word computes a float32 with HADD2."""
+    packed = np.flatnonzero(code.used.named("HADD2", places=places))
+    found: Places = packed[_TO_FLOAT.get(code.words[places[packed]]) == 1]
+    return found
+
+
+def _lower_results(code: Program, writer: Places, resources: Places) -> Places:
+    """The indices of those words and registers where the register is the lower half of a wide product."""
+    wide = np.flatnonzero(code.used.named("IMAD.WIDE", places=writer))
+    found: Places = wide[DESTINATION.get(code.words[writer[wide]]) == resources[wide]]
+    return found
 
 
 def _with_halves(code: Program, places: Places, resources: Places, classes: tuple[str, ...], others: Places) -> Places:
     """The operand class of words that use a register only as half of a 64-bit addend, `others` for all others."""
-    words = code.words[places]
+    wide = np.flatnonzero(code.used.named("IMAD.WIDE", "IMAD.HI", places=places))
+    words, registers = code.words[places[wide]], resources[wide]
     form, addend = OPCODE.get(words) >> FORM_SHIFT, SOURCE_C.get(words)
-    second = (form == Form.REGISTERS) & (SOURCE_B.get(words) == resources)
-    only = code.used.named("IMAD.WIDE", "IMAD.HI")[places] & np.isin(form, _ADDEND_IN_REGISTERS)
-    only &= (resources < PREDICATES) & ~second & (SOURCE_A.get(words) != resources)
-    halves = [only & (addend + i == resources) for i in (0, 1)]
-    return np.select(halves, [np.array(classes.index(name)) for name in ("lower", "upper")], others)
+    second = (form == Form.REGISTERS) & (SOURCE_B.get(words) == registers)
+    only = np.isin(form, _ADDEND_IN_REGISTERS) & (registers < PREDICATES)
+    only &= ~second & (SOURCE_A.get(words) != registers)
+    result = others.copy()
+    for i, name in enumerate(("lower", "upper")):
+        result[wide[only & (addend + i == registers)]] = classes.index(name)
+    return result

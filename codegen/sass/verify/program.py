@@ -89,9 +89,11 @@ class Program:
     def waits(self) -> list[Places]:
         """For each scoreboard, the words that wait until all its setters are done, in order."""
         masks = WAIT.get(self.words)
-        depbar = self.used.named("DEPBAR") & (_DEPBAR_LEFT.get(self.words) == 0)
-        also = _DEPBAR_SCOREBOARD.get(self.words)
-        return [np.flatnonzero((masks >> s & 1 == 1) | depbar & (also == s)) for s in range(SCOREBOARDS)]
+        depbars = np.flatnonzero(self.used.named("DEPBAR"))
+        depbars = depbars[_DEPBAR_LEFT.get(self.words[depbars]) == 0]
+        masks[depbars] |= 1 << _DEPBAR_SCOREBOARD.get(self.words[depbars])
+        waiting = np.flatnonzero(masks)
+        return [waiting[masks[waiting] >> s & 1 == 1] for s in range(SCOREBOARDS)]
 
     def first_wait(self, after: Places, scoreboards: Places) -> Places:
         """For each place, the first later word of its segment that waits for its scoreboard."""
@@ -174,7 +176,7 @@ class Program:
             barriers = np.flatnonzero(self.used.named("BAR") & (self.guard == ALWAYS))
             result[places] = np.minimum(result[places], self._next_of(barriers, places))
         places = np.flatnonzero(self.asynchronous)
-        for queue in np.unique(self.slots[places]):
+        for queue in np.flatnonzero(np.bincount(self.slots[places])).tolist():
             of = places[self.slots[places] == queue]
             result[of] = self._least_from(result, of)
         return result
@@ -185,14 +187,24 @@ class Program:
         return np.concatenate([np.minimum.accumulate(each[::-1])[::-1] for each in segments])
 
     @cached_property
-    def distances(self) -> Places:
-        return branch_distances(self.words, self.architecture.branch_pieces)
+    def distances(self) -> tuple[Places, Places]:
+        """The direct branches, and the bytes from the word behind each to its target."""
+        direct = np.flatnonzero(self.used.named("BRA"))
+        return direct, branch_distances(self.words[direct], self.architecture.branch_pieces)
+
+    @cached_property
+    def next_branch(self) -> Places:
+        """For each word, the first branch behind it, or the code's length."""
+        branches = np.append(np.unique(self.branches[0]), len(self))
+        following = np.searchsorted(branches, np.arange(len(self)), "right")
+        found: Places = branches[following]
+        return found
 
     @cached_property
     def branches(self) -> NDArray[np.int64]:
         """[branches, 2]: each branch and a word that it may go to, sorted; targets outside the code are left out."""
-        direct = np.flatnonzero(self.used.named("BRA"))
-        targets = direct + 1 + self.distances[direct] // WORD_BYTES
+        direct, distances = self.distances
+        targets = direct + 1 + distances // WORD_BYTES
         inside = (targets >= 0) & (targets < len(self))
         indirect = np.flatnonzero(self.used.named("BRX"))
         several = np.stack([np.repeat(indirect, len(self.jump_targets)), np.tile(self.jump_targets, len(indirect))])
