@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
-DISTINCT_SHAPES = 64
-"""Layers of different shape in a large network: each checkpoint of a sweep uses all of them again.
+DISTINCT_SHAPES = 128
+"""Layers of different shape and architecture in a large network: each checkpoint of a sweep uses all of them again.
 
 A parsed template takes about half a megabyte, an assembler a third.
 """
@@ -30,3 +30,7 @@ class LruCache(Generic[Key, Value]):
                 self._values.popitem(last=False)
         self._values.move_to_end(key)
         return self._values[key]
+
+    def values(self) -> Collection[Value]:
+        """All values that are kept."""
+        return self._values.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,12 @@ import pytest
 
 from cli.main import run
 from cli.options.parse import assembler_of
+from codegen.ir.checkpoint import Weights
+from codegen.ir.tiling import Part
 from codegen.keys import assembler_digest
 from codegen.ptx.template import Template
 from codegen.sass.assemble.assembler import DirectAssembler
+from codegen.sass.assemble.link import LinkedCode
 from codegen.sass.cubin import CubinFile
 from codegen.sass.qualification import SUPPORTED_ARCHS
 from codegen.sass.verify.hazards import check_cubin
@@ -65,9 +69,11 @@ def test_what_all_checkpoints_of_a_sweep_share_is_read_once(farm: Farm, monkeypa
         read[f"template {blob_digest(ptx.encode())}"] += 1
         return from_ptx(ptx)
 
-    def read_skeleton(template: Template, skeleton: bytes, arch: str) -> DirectAssembler:
+    def read_skeleton(
+        template: Template, skeleton: bytes, arch: str, known: Iterable[DirectAssembler]
+    ) -> DirectAssembler:
         read[f"skeleton {template.spec}"] += 1
-        return of(template, skeleton, arch)
+        return of(template, skeleton, arch, known)
 
     shapes = [replace(SMALLER, output_channels=kernels) for kernels in range(1, 7)]
     sweep = [
@@ -80,6 +86,27 @@ def test_what_all_checkpoints_of_a_sweep_share_is_read_once(farm: Farm, monkeypa
     jobs = farm.compile(sweep[1:], DIRECT)
     assert {job.status for job in jobs} == {Status.SUCCEEDED}
     assert set(read.values()) == {1}
+
+
+def test_architectures_that_write_code_alike_share_it(
+    farm: Farm, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    code = DirectAssembler.code
+
+    def counted(assembler: DirectAssembler, weights: Weights, part: Part) -> LinkedCode:
+        made.append(assembler.arch)
+        return code(assembler, weights, part)
+
+    monkeypatch.setattr(DirectAssembler, "code", counted)
+    [job] = farm.compile([NET], replace(DIRECT, archs=("sm_80", "sm_86", "sm_89")))
+    assert job.status is Status.SUCCEEDED, job.reason
+    results, store = farm.inspect(job.id).results, open_store(settings)
+    assert len(made) < len(results), made
+    for result in results:
+        cubin = CubinFile.read(store.get(str(result.cubin)) or b"")
+        check_cubin(cubin)
+        assert f"sm_{cubin.capability}" == result.arch
 
 
 def test_bundle_inspect_and_store_say_who_made_the_code(

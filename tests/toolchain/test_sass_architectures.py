@@ -37,6 +37,8 @@ PACKED = "float16, several rows a thread, added up in float16"
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_120")
 ALIKE = ("sm_103", "sm_110", "sm_121")
 """Architectures that differ from sm_100 or sm_120 in one instruction at most."""
+CAPABILITY_BYTE = 49
+"""Of an ELF file."""
 OFTEN, DRAWN = 15, 20
 """Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"
@@ -63,6 +65,22 @@ def directly(name: str, arch: str) -> CubinFile:
     template, weights = template_of(case, arch), weights_of(case, 0.5)
     made = DirectAssembler.of(template, skeleton(template, arch), arch).assemble(weights, whole_layer(case))
     return CubinFile.read(made.data)
+
+
+def test_an_architecture_that_writes_code_alike_gets_the_code_of_another() -> None:
+    case, weights = CASES[PLAIN], weights_of(CASES[PLAIN], 0.5)
+    template, whole = template_of(case, "sm_86"), whole_layer(case)
+    same_code = bytearray(skeleton(template, "sm_86"))
+    same_code[CAPABILITY_BYTE] = 89
+    known = DirectAssembler.of(template, skeleton(template, "sm_86"), "sm_86")
+    sharing = DirectAssembler.of(template, bytes(same_code), "sm_89", [known])
+    assert sharing.frame.body is known.frame.body
+    alone = DirectAssembler.of(template, bytes(same_code), "sm_89")
+    assert sharing.cubin(known.code(weights, whole), 0.0).data == alone.assemble(weights, whole).data
+    same_code[CAPABILITY_BYTE] = 80
+    for other, arch in ((bytes(same_code), "sm_80"), (skeleton(template, "sm_89"), "sm_89")):  # facts differ, or code
+        own = DirectAssembler.of(template, other, arch, [known])
+        assert own.frame.body is not known.frame.body
 
 
 def test_every_architecture_whose_words_are_known_is_assembled() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +17,10 @@ from codegen.kernels import tiled
 from codegen.kernels.weight_stream import bits, values
 from codegen.ptx.rewrite import added_up_after, may_have_constants
 from codegen.ptx.template import Template
-from codegen.sass.assemble.link import Frame, GroupValues, link
+from codegen.sass.assemble.link import Frame, GroupValues, LinkedCode, link
 from codegen.sass.assemble.weight_code import ChunkWeights, WeightCode
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.architectures import architecture_named
 from codegen.sass.qualification import unsupported_reason
 from codegen.sass.skeleton.marker_ptx import DEMANDS, LAST_DEMAND, PAIRED_DEMAND, RESERVED_DEMANDS, MarkerPtx
@@ -92,10 +94,26 @@ class DirectAssembler:
     frame: Frame
 
     @staticmethod
-    def of(template: Template, skeleton: bytes, arch: str) -> DirectAssembler:
-        """Reads a skeleton. Raises MachineCodeError if it is not that of the template."""
-        marker_ptx = MarkerPtx.of(template, architecture_named(arch))
+    def of(template: Template, skeleton: bytes, arch: str, known: Iterable[DirectAssembler] = ()) -> DirectAssembler:
+        """Reads a skeleton. Raises MachineCodeError if it is not that of the template.
+
+        An assembler that is `known` already shares its frame, if it assembles the same code for another architecture.
+        """
+        architecture, file = architecture_named(arch), CubinFile.read(skeleton)
+        for each in known:
+            if each.template is template and each._has_code_of(file, architecture):
+                return replace(each, arch=arch, frame=each.frame.of_file(file))
+        marker_ptx = MarkerPtx.of(template, architecture)
         return DirectAssembler(template, arch, marker_ptx, Frame.of(Skeleton.read(skeleton, marker_ptx)))
+
+    def _has_code_of(self, file: CubinFile, architecture: Architecture) -> bool:
+        own = self.frame.skeleton.file
+        return (
+            self.frame.skeleton.architecture.writes_like(architecture)
+            and own.registers == file.registers
+            and np.array_equal(own.words, file.words)
+            and np.array_equal(own.jump_tables, file.jump_tables)
+        )
 
     def assemble(self, weights: Weights, part: Part) -> Cubin:
         """Assembles a part's K groups and checks the cubin for hazards.
@@ -103,6 +121,16 @@ class DirectAssembler:
         Raises MachineCodeError with the reason where that is impossible.
         """
         began = time.perf_counter()
+        return self.cubin(self.code(weights, part), began)
+
+    def cubin(self, code: LinkedCode, began: float) -> Cubin:
+        """The cubin of code of this frame's body, which was begun at a time of the performance counter."""
+        skeleton = self.frame.skeleton
+        data = skeleton.file.with_code(code.words, code.moved, skeleton.registers)
+        return Cubin(data, self.arch, skeleton.registers, skeleton.spill_bytes, time.perf_counter() - began)
+
+    def code(self, weights: Weights, part: Part) -> LinkedCode:
+        """The code of a part's K groups, checked for hazards. Raises MachineCodeError like `assemble`."""
         layer, marker_ptx = tiled(self.template.spec, self.template.tiling), self.marker_ptx
         skeleton = self.frame.skeleton
         every, chosen = values(layer, weights), slice(part.first, part.end)
@@ -122,9 +150,9 @@ class DirectAssembler:
             raise MachineCodeError("output channel without weights: ptxas rounds its activation differently than a GPU")
         # Adding -0.0 changes nothing, not even the sign of a zero: the rewritten PTX has no addition there.
         kept = np.where(biases == 0, np.float32(-0.0), biases).astype(np.float32).view(np.uint32)
-        data = link(self.frame, part.first, code, GroupValues(kept, every.exists[chosen]))
-        check_cubin(CubinFile.read(data))
-        return Cubin(data, self.arch, skeleton.registers, skeleton.spill_bytes, time.perf_counter() - began)
+        linked = link(self.frame, part.first, code, GroupValues(kept, every.exists[chosen]))
+        check_cubin(CubinFile.read(skeleton.file.with_code(linked.words, linked.moved, skeleton.registers)))
+        return linked
 
 
 def _has_constants(spec: LayerSpec, untouched: NDArray[np.bool_], exists: NDArray[np.bool_]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,6 +12,7 @@ from codegen.sass.assemble.group_body import GroupBody, head_of, without_marker_
 from codegen.sass.assemble.overlapped_chunks import InsertedWords, interleaved
 from codegen.sass.assemble.scheduling import MOST_STALL, control, keep_intervals
 from codegen.sass.assemble.weight_code import WeightCode, zeroes
+from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.architecture import Architecture
 from codegen.sass.isa.branches import put_jump_distances
@@ -47,6 +48,10 @@ class Frame:
     exit_place: int
     """The EXIT that follows the body in the skeleton: code from there on stays."""
 
+    def of_file(self, file: CubinFile) -> Frame:
+        """The frame of a skeleton whose file has the same code, for an architecture that writes code alike."""
+        return replace(self, skeleton=replace(self.skeleton, file=file))
+
     @staticmethod
     def of(skeleton: Skeleton) -> Frame:
         words = without_marker_scoreboards(skeleton)
@@ -62,8 +67,17 @@ class Frame:
         )
 
 
-def link(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupValues) -> bytes:
-    """The cubin of the K groups from `first_group` on; `weight_code` is their weight code."""
+@dataclass(frozen=True, eq=False)
+class LinkedCode:
+    """The words of a cubin, with weights."""
+
+    words: Words
+    moved: NDArray[np.int64]
+    """[groups, words of the skeleton + 1]: the new place of each word in the body of each K group."""
+
+
+def link(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupValues) -> LinkedCode:
+    """The code of the K groups from `first_group` on; `weight_code` is their weight code."""
     skeleton, exit_place = frame.skeleton, frame.exit_place
     groups, start, end = len(values.biases), skeleton.branch + 1, skeleton.body_end
     code = _Code(frame, first_group)
@@ -86,7 +100,7 @@ def link(frame: Frame, first_group: int, weight_code: WeightCode, values: GroupV
     _put_jumps(words, jumps, targets, skeleton.architecture)
     keep_intervals(words, skeleton.architecture)
     moved[:, -1] = len(words)
-    return skeleton.file.with_code(words, moved, skeleton.registers)
+    return LinkedCode(words, moved)
 
 
 def _nodes_before(groups: int) -> list[list[int]]:

@@ -85,6 +85,11 @@ class Architecture:
     def name(self) -> str:
         return f"sm_{self.capability}"
 
+    def writes_like(self, other: Architecture) -> bool:
+        """Whether both have all facts but their numbers in common, so that one's code is the other's too."""
+        mine, theirs = (vars(each) | {"capability": 0} for each in (self, other))
+        return mine == theirs
+
     def opcode(self, number: int) -> Opcode | None:
         """The facts of an opcode of twelve bits; None if it is unknown."""
         form, known = number >> FORM_SHIFT, self.opcodes.get(number) or self.opcodes.get(number & KIND_MASK)
