@@ -100,7 +100,7 @@ class Worker:
         self._recache = recache
         """Ignore stored results."""
         self._templates: LruCache[str, Template] = LruCache(DISTINCT_SHAPES)
-        self._weights: LruCache[tuple[str, tuple[int, ...]], Weights] = LruCache(1)
+        self._weights: LruCache[tuple[str, tuple[int, ...]], Weights] = LruCache(3)
         """By digest and shape: layers of different shape may have equal bytes."""
         self._kernels: LruCache[tuple[str, str, Part], RewrittenKernel] = LruCache(2)
         self._direct = DirectBuilds(store, toolchain, self._put_record, recache=recache)

@@ -219,6 +219,14 @@ def _uses(slot: Slot, words: Words, places: NDArray[np.int64]) -> Iterator[Uses]
         yield places[wide], numbers[wide] + i
 
 
+@lru_cache(4096)
+def _slots_of(architecture: Architecture, number: int) -> tuple[tuple[Slot, ...], tuple[Slot, ...]]:
+    """The slots that words of an opcode of twelve bits read, and those that they write; none of an unknown one."""
+    if (opcode := architecture.opcode(number)) is None:
+        return (), ()
+    return tuple(slots_read(opcode, opcode.form_in(number))), tuple(slots_written(opcode))
+
+
 @dataclass(frozen=True, eq=False)
 class _SlotTable:
     """The operand slots of several opcodes as arrays [slots], to decode words of many opcodes at once."""
@@ -243,11 +251,7 @@ class _SlotTable:
     @staticmethod
     @lru_cache(64)
     def of(architecture: Architecture, numbers: tuple[int, ...]) -> _SlotTable:
-        known = {number: opcode for number in numbers if (opcode := architecture.opcode(number)) is not None}
-        of_each = [
-            (tuple(slots_read(opcode, opcode.form_in(number))), tuple(slots_written(opcode)))
-            for number, opcode in known.items()
-        ]
+        of_each = [_slots_of(architecture, number) for number in numbers]
         slots = [(slot, kind == 1) for both in of_each for kind in (0, 1) for slot in both[kind]]
         fields = [slot.field or Field(0, 0) for slot, _ in slots]
         conditions = [slot.only_if or slot.unless or Field(0, 0) for slot, _ in slots]
