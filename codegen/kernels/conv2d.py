@@ -161,6 +161,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "ROW_UNITS": tile.row_units,
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
+        "EVEN_COPIES": int(geometry.taps == 1 and tile.is_even),
         "POINTERS": tile.pointers,
         "HELD": held(layer),
         "ADVANCE": tiling.chunk_channels * geometry.channel_step,

@@ -64,7 +64,14 @@ def test_a_float16_1x1_layer_has_the_words_of_float32_on_half_the_map(images: in
 def test_a_thread_reaches_all_its_copies_of_whole_maps_by_one_pointer(images: int, chunk: int) -> None:
     for spec, width in ((POINTWISE, 98), (replace(POINTWISE, height=7, width=7, data_type="float32"), 49)):
         tile = tiled(spec, Tiling("conv2d", width, 1, 1, 16, chunk, 2, images=images)).input_tile
-        assert (tile.unit, tile.pointers, tile.copies) == (4, 1, chunk // 4)
+        assert (tile.unit, tile.pointers, tile.copies, tile.is_even) == (4, 1, chunk // 4, True)
+
+
+def test_a_larger_filter_has_a_pointer_for_each_copy_of_whole_maps() -> None:
+    """3x3 on 7x7 maps, float16, batch 32, on an H200: 40 microseconds, 54 by one pointer."""
+    spec = Conv2d(512, 7, 7, 512, 3, 3, padding=(1, 1, 1, 1), data_type="float16")
+    tile = tiled(spec, Tiling("conv2d", 7, 7, 1, 16, 8, 2, images=8)).input_tile
+    assert tile.pointers == tile.copies == 2
 
 
 def test_a_block_covers_both_neighbours() -> None:

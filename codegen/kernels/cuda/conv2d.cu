@@ -14,7 +14,6 @@
 // The lines that begin with `// farm.` reach the PTX; codegen/ptx/template.py finds its way by them.
 #include "parameters.h"
 #define THREADS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
-#define UNITS (IMAGES / PAIR_IMAGES * IMAGE_UNITS)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define IMAGE_OUTPUTS (OUTPUT_CHANNELS * OUTPUT_PLANE)
 #define PRESENT(j, channel) present[j]
@@ -88,7 +87,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
         // A mask: a conditional expression could become a branch.
         const int offset = i * IMAGE_STEP + c * CHANNEL_STEP + in_y * ROW_STEP + in_x;
         copies.source[j] = channels + (offset & -(int)(copies.present[j] != 0));
-        copies.inside[j] = UNITS == POINTERS * THREADS || unit < UNITS;
+        copies.inside[j] = EVEN_COPIES || unit < IMAGES / PAIR_IMAGES * IMAGE_UNITS;
 #if PATCH_GAP
         const int in_row = x + x / STRIDE_X * PATCH_GAP;
 #else
