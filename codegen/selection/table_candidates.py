@@ -18,7 +18,7 @@ TABLE_GAIN = 1.2
 
 
 HALF_TABLE_GAIN = 1.7
-"""The same for a convolution of float16, whose tables of one or two images were measured: at 1.62 code was faster."""
+"""The same for a convolution of a 16-bit type, of which tables were measured: at 1.62 code was faster."""
 HALF_TABLE_IMAGES = 2
 """Most images of a launch with which tables of such a convolution are tried: each image reads the table again."""
 
@@ -29,7 +29,7 @@ def with_tables(
     """The ranking of a layer, with the tilings whose weights are a table."""
     batch, density, device = question.batch, question.density, question.device
     if not layer.geometry.is_linear:
-        half = layer.spec.data_type == "float16"
+        half = layer.spec.data_type != "float32"
         if not question.clusters or batch > (HALF_TABLE_IMAGES if half else 1):
             return ranking
         found = tuple(replace(each, accumulate=question.accumulate) for each in _of_convolution(question))
