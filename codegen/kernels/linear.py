@@ -30,11 +30,13 @@ CLUSTER_GROUPS = (8, 16, 24, 32, 40, 48, 64)
 CLUSTER_CHUNKS = (1, 2, 4, 8, 16)
 """Chunks of the inputs of a block of a cluster."""
 LARGE_BLOCKS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
-    "float32": ((320, 1, (48, 64, 96)), (384, 1, (96,)), (416, 1, (48, 64, 96)), (320, 2, (32, 64))),
+    "float32": ((320, 1, (48, 64, 96)), (384, 1, (96,)), (416, 1, (48, 64, 96)), (192, 2, (96,)), (320, 2, (32, 64))),
     "float16": ((320, 1, (32, 48, 64)), (384, 1, (32, 48, 64))),
 }
 """Threads of large blocks with all inputs, K groups of a block, and outputs of one: others were slower, or spill
 registers."""
+PACKED_PAIRS = ((256, 224, 32), (768, 320, 40))
+"""Fewest inputs of a float16 layer whose blocks have all inputs and two K groups, threads, and outputs of a K group."""
 DIVIDED_BLOCKS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
     "float32": ((320, 1, (48, 64)), (416, 1, (48, 64)), (320, 2, (32, 64))),
     "float16": ((320, 1, (48, 64)), (416, 1, (48, 64)), (320, 2, (24,))),
@@ -358,8 +360,11 @@ def large_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     for threads, groups, sizes in LARGE_BLOCKS[spec.data_type]:
         for outputs in sizes:
             yield Tiling("linear", threads, groups, 1, outputs, chunk, stages=2)
-            if not packed and groups == 1:
+            if not packed:
                 yield Tiling("linear", threads, groups, 1, outputs, chunk, stages=2, order="place")
+    for inputs, threads, outputs in PACKED_PAIRS if packed else ():
+        if spec.inputs >= inputs:
+            yield Tiling("linear", threads, 2, 1, outputs, chunk, stages=2)
     if not packed and spec.outputs > spec.inputs:
         return  # the blocks would exchange more sums than they save inputs
     for threads, groups, sizes in DIVIDED_BLOCKS[spec.data_type]:

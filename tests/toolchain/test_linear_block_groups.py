@@ -25,6 +25,9 @@ CASES = {
     "a cluster": Case(
         Linear(128, 100), Tiling("linear", 320, 2, 1, 24, 32, 2, cluster=2), batch=400, virtual_arch="compute_90"
     ),
+    "float16": Case(
+        Linear(128, 100, data_type="float16"), Tiling("linear", 224, 2, 1, 32, 64, 2, "float16"), batch=450
+    ),
     "float16 in a cluster": Case(
         Linear(128, 96, data_type="float16"),
         Tiling("linear", 160, 2, 1, 24, 64, 2, cluster=2),

@@ -88,9 +88,15 @@ def test_linear_layers_of_many_rows_have_large_blocks_if_the_architecture_has_cl
 
 
 def test_large_blocks_of_wide_layers_have_two_k_groups() -> None:
-    for inputs, outputs in ((1536, 384), (3072, 768), (768, 3072)):
-        spec = Linear(inputs, outputs)
+    packed = Linear(384, 1536, data_type="float16"), Linear(768, 3072, data_type="float16")
+    for spec in (Linear(1536, 384), Linear(3072, 768), Linear(768, 3072), *packed):
         assert choose_tiling(spec, 1568, tenth(spec), clusters=True).block_groups == 2
+
+
+def test_large_blocks_of_one_k_group_after_the_other_come_first_where_rows_are_few() -> None:
+    spec = Linear(384, 1536)
+    few, many = (choose_tiling(spec, rows, tenth(spec), clusters=True) for rows in (1568, 12544))
+    assert (few.order, many.order) == ("group", "place")
 
 
 def test_large_blocks_divide_many_inputs_only() -> None:

@@ -28,6 +28,9 @@ EXCHANGED_ALONE = 0.5
 LONE_BLOCK_WARPS = 8
 """Warps from which on a block counts as large."""
 
+LARGE_BY_PLACE = 1.2
+"""Slowdown of large blocks of a linear layer whose neighbours follow different streams: measured in five layers."""
+
 ColdClocks = Callable[[float], float]
 """Clocks until some instructions have come to a multiprocessor whose caches have none of them."""
 
@@ -156,7 +159,8 @@ def stream_microseconds(planned: PlannedLaunch, path: InputPath | None = None) -
         clocks += of.exchange_clocks * (full_waves + 1) + exchanged / of.exchanged_per_clock
     l2 = (blocks * path.tile_bytes + planned.batch * workload.output_bytes) / of.l2_bytes_per_microsecond
     terms = (clocks / clocks_per_microsecond(planned.device), l2, _dram_microseconds(planned, path, of))
-    return norm(terms, of.memory_overlap) + of.launch_microseconds
+    slowdown = LARGE_BY_PLACE if layer.tiling.is_large and planned.by_place else 1.0
+    return slowdown * norm(terms, of.memory_overlap) + of.launch_microseconds
 
 
 def _fetch_clocks(code: float, of: StreamCoefficients, *, apart: bool) -> float:
