@@ -37,7 +37,8 @@ def divided(draw: st.DrawFn) -> tuple[LayerSpec, Tiling]:
         return spec, Tiling("conv2d", 4, 4, draw(extents), several * kernels, several * channels, 2)
     most = channels + 2 if groups == 1 else channels
     kernel: KernelName = "linear" if isinstance(spec, Linear) else "conv2d"
-    return spec, Tiling(kernel, 4, 4, draw(extents), draw(st.integers(1, kernels)), draw(st.integers(1, most)), 2)
+    height = 1 if isinstance(spec, Linear) else 4
+    return spec, Tiling(kernel, 4, height, draw(extents), draw(st.integers(1, kernels)), draw(st.integers(1, most)), 2)
 
 
 def numbered(spec: LayerSpec) -> Weights:
