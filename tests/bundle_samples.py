@@ -46,7 +46,7 @@ JOB = Job(
 
 SPEC = Conv2d(3, 8, 9, 4, 3, 3, stride=(1, 2), padding=(1, 0, 1, 2))
 TILING = Tiling("conv2d", 8, 4, 1, 4, 3, 2)
-LINEAR_TILING = replace(TILING, kernel="linear")
+LINEAR_TILING = replace(TILING, kernel="linear", tile_height=1)
 WHOLE = (Part(0, 1),)
 
 
