@@ -84,13 +84,21 @@ class PlayedPackage:
     made: Package
 
     def call(
-        self, *images: int, how: str = "plain", fail: str = "", arch: int = 90, recorded: bool = False
+        self,
+        *images: int,
+        how: str = "plain",
+        fail: str = "",
+        arch: int = 90,
+        recorded: bool = False,
+        preload: Path | None = None,
     ) -> PackageRun:
         log = self.folder / "log"
         log.write_text("")
         played = {"STUB_LOG": str(log), "STUB_ARCH": str(arch), "STUB_FAIL": fail, "LD_LIBRARY_PATH": str(self.folder)}
         if recorded:
             played["STUB_RECORDED"] = "1"
+        if preload is not None:
+            played["LD_PRELOAD"] = str(preload)
         command = [sys.executable, "-c", CALL, self.made.path, how, *map(str, images)]
         done = subprocess.run(
             command, env={**os.environ, **played}, cwd=self.folder, capture_output=True, text=True, timeout=300
@@ -218,6 +226,15 @@ def test_a_package_has_no_instructions_that_older_cpus_lack(played: PlayedPackag
     code = subprocess.run(["objdump", "-d", path], capture_output=True, text=True, check=True).stdout
     assert "aoti_torch_cpu_subgraph" in code
     assert "%ymm" not in code
+
+
+def test_a_package_uses_its_own_copy_of_what_another_library_exports_too(played: PlayedPackage) -> None:
+    library = played.folder / "other_regex.so"
+    source = "#include <stdlib.h>\nvoid _ZNSt8__detail9_CompilerINSt7__cxx1112regex_traitsIcEEE14_M_disjunctionEv(void)"
+    (played.folder / "other_regex.c").write_text(f"{source} {{ abort(); }}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", played.folder / "other_regex.c", "-o", library], check=True)
+    found = played.call(3, preload=library)
+    assert found.stdout.startswith("[3, 8, 1, 1]"), found.stderr
 
 
 def test_triton_gets_a_package_and_a_configuration_that_joins_no_requests(played: PlayedPackage) -> None:

@@ -248,8 +248,9 @@ def _compiled(bundle: Bundle, program: torch.export.ExportedProgram, path: Path,
     )
     settings: dict[str, Any] = {
         f"aot_inductor.{_SHIMS}": {torch.ops.farm.subgraph.default: [declaration]},
-        # PyTorch writes -l before this text, in a command that it splits as a shell does.
-        f"aot_inductor.{_LIBRARIES}": [f":{OBJECT} {shlex.quote(f'-L{path.parent}')} -lcuda"],
+        # PyTorch writes -l before this text, in a command that it splits as a shell does. Libraries that Python loads
+        # export std::regex of another release; PyTorch's code in the package, which uses it, must find its own.
+        f"aot_inductor.{_LIBRARIES}": [f":{OBJECT} {shlex.quote(f'-L{path.parent}')} -lcuda -Wl,-Bsymbolic"],
         "aot_inductor.precompile_headers": False,  # takes longer for a single file
         **_inductor.list_mode_options(_MODE),
         "use_dce": True,  # an unused size would be a call that AOTInductor cannot make
