@@ -21,6 +21,7 @@ from codegen.emulator.memory.clusters import Clusters
 from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.grid import Dimensions, chosen_blocks, place, special_registers
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
+from codegen.emulator.ptx.steps import WARP_LANES
 from codegen.emulator.sass.floats import FLOATS
 from codegen.emulator.sass.integers import INTEGERS, Run
 from codegen.emulator.sass.memory_ops import MEMORY_OPS, STACK_END
@@ -137,6 +138,8 @@ class _Run:
     def __init__(self, cubin: CubinFile, state: State, threads: int) -> None:
         words = cubin.words
         self._kernel, self._state, self._threads = cubin.kernel, state, threads
+        # Warps meet by the number of those that wait, each in its own code; a block with a part of a warp waits whole.
+        self._together = threads if threads % WARP_LANES else WARP_LANES
         self._words = [Instruction(low | high << 64, state.architecture) for low, high in words.tolist()]
         self._opcodes = OPCODE.get(words).tolist()
         self._distances = branch_distances(words, state.architecture.branch_pieces).tolist()
@@ -215,13 +218,13 @@ class _Run:
                 raise UnsupportedError("a jump by a table")
 
     def _release(self) -> None:
-        """Releases barriers when no lane can run. All waiting lanes of a block must wait at one barrier."""
+        """Releases barriers when no lane can run. All waiting lanes of a warp must wait at one barrier."""
         waiting, clusters = self._next == _WAITING, self._state.memories.clusters
         of_cluster = waiting & self._waits_for_cluster[self._after_barrier - 1]
         if of_cluster.any() and (passing := clusters.passing(of_cluster, self._next == _DONE)).any():
             np.copyto(self._next, self._after_barrier, where=passing)
             return
-        at = np.where(waiting, self._after_barrier, _WAITING).reshape(-1, self._threads)
+        at = np.where(waiting, self._after_barrier, _WAITING).reshape(-1, self._together)
         foremost = at.min(axis=1, keepdims=True)
         if (elsewhere := np.flatnonzero((at != foremost) & (at != _WAITING))).size:
             lane = int(elsewhere[0])
