@@ -43,7 +43,8 @@ CLUSTER_GROUPS = (64, 48, 40, 32, 24, 16)
 CLUSTER_CHUNKS = (4, 8, 16, 32)
 """Channels of a chunk with clusters."""
 POINT_GROUPS, POINT_CHUNKS = (96, 64, 48, 40, 32, 24, 16), (8, 16, 32, 64)
-"""The same of a 1x1 kernel in float16: each channel has few multiply-adds, so that more of both pay."""
+"""Output channels of a K group and channels of a chunk with clusters, of a 1x1 kernel in float16: each channel has few
+multiply-adds, so that more of both pay."""
 MOST_EXCHANGED = 512
 """Most sums of a position that the blocks of a cluster exchange in float16: 768 took 1.4 times as long."""
 

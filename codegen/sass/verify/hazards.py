@@ -170,7 +170,7 @@ def _register_hazards(code: Program) -> Iterator[Finding]:
 
 
 def _in_segment(code: Program, writer: Places, places: Places, chosen: Places) -> Places:
-    """Those of the indices `chosen` whose writer exists, in the segment of its place."""
+    """The `chosen` indices whose writer exists, in the segment of its place."""
     there = (writer[chosen] >= 0) & (code.segment[writer[chosen]] == code.segment[places[chosen]])
     found: Places = chosen[there]
     return found

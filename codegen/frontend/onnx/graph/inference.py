@@ -62,7 +62,7 @@ class Inference:
         }
 
     def _samples(self) -> list[Callable[[Dimension], Dimension]]:
-        """What stands for each dimension in a computation of all shapes; two if the number of images is open."""
+        """Substitutes for dimensions, one for each computation of all shapes: two if the number of images is open."""
         if not self._images.name:
             return [_as_it_is]
         return [_in_place_of(self._images.name, number) for number in SAMPLES]
