@@ -10,7 +10,7 @@ from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
 from codegen.ir.tiling import Part
 from codegen.sass.assemble.assembler import DirectAssembler
-from codegen.toolchain.ptxas import Cubin
+from codegen.sass.assemble.link import LinkedCode
 from farm.api import Farm
 from farm.bundle.reader import Bundle
 from farm.jobs.model import BuildOptions, Job, JobDetail, Status
@@ -20,7 +20,7 @@ from tests.toolchain.tools import NET, Tools
 from tests.verifications import assert_right
 
 BOTH = BuildOptions(("sm_80", "sm_90"), assembler="direct")
-assemble = DirectAssembler.assemble
+code_of = DirectAssembler.code
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,10 @@ def one_supported_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codegen.sass.qualification.SUPPORTED_ARCHS", ("sm_90",))
 
 
-def refuse_whole_layers(assembler: DirectAssembler, weights: Weights, part: Part) -> Cubin:
+def refuse_whole_layers(assembler: DirectAssembler, weights: Weights, part: Part) -> LinkedCode:
     if part.end - part.first == assembler.template.spec.output_channels:
         raise MachineCodeError("not as one cubin")
-    return assemble(assembler, weights, part)
+    return code_of(assembler, weights, part)
 
 
 def parts_made(detail: JobDetail, arch: str) -> list[list[tuple[int, str]]]:
@@ -76,7 +76,7 @@ def test_the_emulator_finds_it_right_in_one_part_and_in_two(farm: Farm) -> None:
 def test_what_the_assembler_refuses_as_one_cubin_is_made_in_parts_and_the_job_says_why(
     farm: Farm, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DirectAssembler, "assemble", refuse_whole_layers)
+    monkeypatch.setattr(DirectAssembler, "code", refuse_whole_layers)
     [job] = farm.compile([NET], BOTH)
     check_parts(farm, job)
     log = [event.text for event in farm.logs(job.id)]

@@ -132,6 +132,12 @@ class Played:
         self.processes.append(PlayedProcess())
         return self.processes[-1]
 
+    def begin(self) -> None:
+        """Gives each process a request: a1 to one, b1 to the other."""
+        for request in (cubin("a1", "a"), cubin("b1", "b")):
+            self.executor.submit(request)
+        self.works_on("a1", "b1")
+
     def works_on(self, *keys: str) -> None:
         """Comes back once the processes work on these, and on nothing else."""
         for _ in range(10_000):
@@ -161,9 +167,7 @@ def cubin(name: str, template: str, **changes: object) -> CubinRequest:
 
 
 def test_a_process_takes_a_request_whose_template_it_has_read_before_an_earlier_one(played: Played) -> None:
-    for request in (cubin("a1", "a"), cubin("b1", "b")):
-        played.executor.submit(request)
-    played.works_on("a1", "b1")
+    played.begin()
     for request in (cubin("c1", "c"), cubin("b2", "b"), cubin("a2", "a")):
         played.executor.submit(request)
     played.finish("b1")
@@ -173,26 +177,26 @@ def test_a_process_takes_a_request_whose_template_it_has_read_before_an_earlier_
 
 
 def test_a_process_leaves_a_template_that_another_has_read_to_that_one(played: Played) -> None:
-    for request in (cubin("a1", "a"), cubin("b1", "b"), cubin("a2", "a"), cubin("c1", "c")):
+    played.begin()
+    for request in (cubin("a2", "a"), cubin("c1", "c")):
         played.executor.submit(request)
-    played.works_on("a1", "b1")
     played.finish("b1")
     played.works_on("a1", "c1")
 
 
 def test_templates_come_first_whatever_a_process_has_read(played: Played) -> None:
-    for request in (cubin("a1", "a"), cubin("b1", "b"), replace(TEMPLATE, key="c"), cubin("a2", "a")):
+    played.begin()
+    for request in (replace(TEMPLATE, key="c"), cubin("a2", "a")):
         played.executor.submit(request)
-    played.works_on("a1", "b1")
     played.finish("a1")
     played.works_on("b1", "c")
 
 
 def test_direct_cubins_come_before_templates(played: Played) -> None:
     direct = cubin("direct", "d", assembler="direct")
-    for request in (cubin("a1", "a"), cubin("b1", "b"), cubin("a2", "a"), replace(TEMPLATE, key="c"), direct):
+    played.begin()
+    for request in (cubin("a2", "a"), replace(TEMPLATE, key="c"), direct):
         played.executor.submit(request)
-    played.works_on("a1", "b1")
     played.finish("a1")
     played.works_on("b1", "direct")
 
