@@ -59,7 +59,7 @@ def agreement(layer: DrawnLayer, pipeline: Pipeline = ours) -> Agreement:
         ((name, output),) = computed.items()
         verified = _verified(path, inputs, name, output) if layer.geometry.runs_in_onnxruntime else None
     exact = evaluate(model, inputs)[name]
-    bound = output.bound + exact.folding
+    bound = output.bound + exact.folding + (exact.error if exact.jumps else 0.0)
     if not layer.geometry.runs_in_onnxruntime:
         return Agreement(name, share(output.values, exact.value, bound), None, None, None)
     theirs = run_onnxruntime(model, inputs)[name].astype(np.float64)

@@ -55,6 +55,8 @@ class Tensor:
     folds: int
     """Nodes since the product that change its weights."""
     dtype: np.dtype[Any]
+    jumps: bool = False
+    """Whether folded weights may have taken a rounding to the other side, which `error` includes and `folding` not."""
 
     @property
     def folding(self) -> Float64Array:
@@ -259,7 +261,8 @@ def _quantize(attributes: Attributes, x: Tensor, scale: Tensor, zero: Tensor) ->
         np.clip(np.rint(each / scale.value) + zero.value, 0, 255)
         for each in (x.value - reach, x.value, x.value + reach)
     )
-    return replace(x, value=value, error=np.maximum(high - value, value - low), magnitude=value, folds=0)
+    error = np.maximum(high - value, value - low)
+    return replace(x, value=value, error=error, magnitude=value, folds=0, jumps=x.jumps or x.folds > 0)
 
 
 def _dequantize(attributes: Attributes, x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
@@ -276,14 +279,14 @@ def _batch_norm(
     magnitude = np.abs(factor) * (x.magnitude + np.abs(mean_value)) + np.abs(offset_value)
     error = x.error * np.abs(factor)
     tiny = float(SINGLE.smallest_subnormal)
-    return Tensor(
-        (x.value - mean_value) * factor + offset_value,
+    return replace(
+        x,
+        value=(x.value - mean_value) * factor + offset_value,
         # The error before is multiplied by a factor that is itself rounded.
-        error + BATCH_NORM_ROUNDINGS * (UNIT_ROUNDOFF * (magnitude + error) + tiny),
-        magnitude,
-        x.reach * np.maximum(np.abs(factor), 1),
-        x.folds + 1,
-        x.dtype,
+        error=error + BATCH_NORM_ROUNDINGS * (UNIT_ROUNDOFF * (magnitude + error) + tiny),
+        magnitude=magnitude,
+        reach=x.reach * np.maximum(np.abs(factor), 1),
+        folds=x.folds + 1,
     )
 
 
