@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class CodegenError(Exception):
     """Base class of all errors of code generation."""
@@ -78,3 +80,8 @@ class DeviceError(CodegenError):
 
 class LaunchError(DeviceError):
     """A launch with more images than any GPU takes at once."""
+
+
+def without_places(reason: str) -> str:
+    """A reason about machine code without the numbers of its words, so that equal reasons are counted together."""
+    return re.sub(r"\bword \d+\b", "a word", reason)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -100,8 +99,3 @@ def ptxas_time(results: Sequence[BuildResult]) -> str:
     by_ptxas = [result.ptxas_seconds for result in results if result.assembler == "ptxas"]
     others = sorted({result.assembler for result in results})
     return duration(sum(by_ptxas)) if by_ptxas or not others else ", ".join(others)
-
-
-def without_places(reason: str) -> str:
-    """A reason about machine code without the numbers of its words, so that equal reasons are counted together."""
-    return re.sub(r"\bword \d+\b", "a word", reason)

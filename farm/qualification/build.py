@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import traceback
 from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,7 +11,7 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Self
 
-from codegen.errors import CodegenError, MachineCodeError
+from codegen.errors import CodegenError, MachineCodeError, without_places
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import DataType
 from codegen.ir.tiling import Part
@@ -75,7 +74,7 @@ def build_shape(
         skeleton = make_skeleton(template, arch, toolchain, skeleton_options(options, clusters=clusters), limits)
         assembler = DirectAssembler.of(template, skeleton.data, arch)
     except MachineCodeError as error:
-        return BuiltShape(number, data_type, shape, refused=Counter({_reason(error): variants}))
+        return BuiltShape(number, data_type, shape, refused=Counter({without_places(str(error)): variants}))
     except CodegenError as error:
         return BuiltShape(number, data_type, shape, not_built=(f"{shape.name}: {error}",))
     except Exception:  # noqa: BLE001 - any of them would crash a job
@@ -91,7 +90,7 @@ def build_shape(
         try:
             direct = assembler.assemble(weights, whole)
         except MachineCodeError as error:
-            refused[_reason(error)] += 1
+            refused[without_places(str(error))] += 1
             continue
         except Exception:  # noqa: BLE001 - any of them would crash a job
             crashed.append(f"{name}: {traceback.format_exc()}")
@@ -123,11 +122,6 @@ def build_shape(
         ptxas_seconds=ptxas_seconds,
         direct_seconds=direct_seconds,
     )
-
-
-def _reason(error: MachineCodeError) -> str:
-    """The error without the word's address, so that equal reasons are counted together."""
-    return re.sub(r"^word \d+ has", "a word has", str(error))
 
 
 class BuildPool:

@@ -119,7 +119,7 @@ class _Swap:
         return Swapped(self._traced, replaced, left)
 
     def _match(self, node: fx.Node) -> _Match | str:
-        """The match of a module's node, or why there is none."""
+        """The match of a module's node, or the reason for having none."""
         module = self._modules[str(node.target)]
         behind = _only_user(node)
         norm = self._modules.get(str(behind.target)) if behind is not None and behind.op == "call_module" else None
@@ -144,7 +144,7 @@ class _Swap:
         return reason
 
     def _completed(self, layer: BundledLayer, nodes: list[fx.Node]) -> _Match | str:
-        """The match extended by the nodes of the layer's epilogue, or why there is none."""
+        """The match extended by the nodes of the layer's epilogue, or the reason for having none."""
         residual: fx.Node | None = None
         for step in layer.spec.epilogue:
             node = _only_user(nodes[-1])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections import Counter
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from codegen.emulator.ptx import emulate as ptx
 from codegen.emulator.sass import emulate as sass
-from codegen.errors import CodegenError
+from codegen.errors import CodegenError, without_places
 from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import DataType
@@ -115,7 +114,9 @@ class Task:
                 template = make_template(small.spec, small.tiling, virtual, self.toolchain, LIMITS)
                 _Layers(small, template, self.toolchain, outcomes).compare(alike, self.end)
             except CodegenError as error:
-                outcomes.refused.update((arch, f"{shape.name} is not built: {_reason(error)}") for arch in alike)
+                outcomes.refused.update(
+                    (arch, f"{shape.name} is not built: {without_places(str(error))}") for arch in alike
+                )
         return outcomes
 
 
@@ -146,14 +147,14 @@ class _Layers:
                     self._compare(arch, "ptxas", variant, partial(self._by_ptxas, arch, kernels), expected)
 
     def _assembler(self, arch: str) -> DirectAssembler | str:
-        """The assembler of the template, or why there is none."""
+        """The assembler of the template, or the reason for having none."""
         clusters = self.shape.tiling.cluster > 1
         options = skeleton_options(ptxas_options(QUALIFIED_LEVEL, clusters=clusters), clusters=clusters)
         try:
             skeleton = make_skeleton(self.template, arch, self.toolchain, options, LIMITS)
             return DirectAssembler.of(self.template, skeleton.data, arch)
         except CodegenError as error:
-            return _reason(error)
+            return without_places(str(error))
 
     def _is_turn(self, arch: str, variant: int) -> bool:
         family = next(each for each in FAMILIES if arch in each)
@@ -165,7 +166,7 @@ class _Layers:
         try:
             output = run()
         except CodegenError as error:
-            self.outcomes.refused[arch, f"{assembler}: {_reason(error)}"] += 1
+            self.outcomes.refused[arch, f"{assembler}: {without_places(str(error))}"] += 1
             return
         except Exception as error:  # noqa: BLE001 - always a bug, and the other layers are to be compared
             self.outcomes.different[arch, f"{assembler}: {self.shape.layer_name(variant)}: {error!r}"] += 1
@@ -193,11 +194,6 @@ class _Layers:
             given = arguments_of(self.shape, launch, output)
             run(kernel, launch.grid_at(self.shape.batch), launch.block, launch.shared_bytes, given)
         return output
-
-
-def _reason(error: CodegenError) -> str:
-    """The error without a word's address, so that equal reasons are counted together."""
-    return re.sub(r"^(\w+, )?word \d+", "a word", str(error))
 
 
 def compare(tasks: Iterable[Task], processes: int) -> Outcomes:

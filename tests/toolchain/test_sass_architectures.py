@@ -38,7 +38,7 @@ ARCHS = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_100", "sm_120")
 ALIKE = ("sm_103", "sm_110", "sm_121")
 """Architectures that differ from sm_100 or sm_120 in one instruction at most."""
 CAPABILITY_BYTE = 49
-"""Of an ELF file."""
+"""Place of the architecture's number in an ELF file."""
 OFTEN, DRAWN = 15, 20
 """Occurrences after which a pair in a chain counts as seen at its least distance, and number of such pairs tried."""
 CARRY = "IMAD.WIDE 81+0"

@@ -31,6 +31,9 @@
 #define PRESENT(j, channel) 0
 #define ENABLED(channel, c) 0
 #include "memory.cuh"
+#if !WHOLE_WORDS
+#include "widening.cuh"
+#endif
 
 #define COPIED_PLACES (PLANE / UNIT)
 #define CHANNELS_A_TURN (THREADS >= COPIED_PLACES ? THREADS / COPIED_PLACES : 1)
@@ -52,17 +55,6 @@ __device__ __forceinline__ float half_of(unsigned word, int half) {
 #else
 typedef float Place;
 __device__ __forceinline__ float half_of(float value, int) { return value; }
-#endif
-#if !WHOLE_WORDS
-__device__ __forceinline__ float widened(Element bits) {
-    float value;
-#if DATA_TYPE == FLOAT16
-    asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
-#else
-    asm("mov.b32 %0,{%1,%2};" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
-#endif
-    return value;
-}
 #endif
 
 __device__ __forceinline__ void copy_16(unsigned target, const void* source) {

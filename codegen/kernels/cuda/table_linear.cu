@@ -23,6 +23,7 @@
 #define ENABLED(channel, c) 0
 #define IMAGE_OUTPUTS 0
 #include "memory.cuh"
+#include "widening.cuh"
 
 #define LANES 32
 #define LOAD_ONCE "ld.global.nc.L1::no_allocate"
@@ -30,19 +31,9 @@
 #if DATA_TYPE == FLOAT32
 typedef uint4 Loaded;
 #define UNIT_QUADS 48
-__device__ __forceinline__ float value_of(Element bits) { return bits; }
 #else
 typedef uint2 Loaded;
 #define UNIT_QUADS 32
-__device__ __forceinline__ float value_of(Element bits) {
-    float value;
-#if DATA_TYPE == FLOAT16
-    asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"(bits));
-#else
-    asm("mov.b32 %0,{%1,%2};" : "=f"(value) : "h"((unsigned short)0), "h"(bits));
-#endif
-    return value;
-}
 #endif
 
 // Four weights of a lane.
@@ -60,8 +51,8 @@ struct Weights {
         asm volatile(LOAD_ONCE ".v2.u32 {%0,%1},[%2];"
                      : "=r"(columns[0]), "=r"(columns[1]) : "l"((const uint2*)(unit + LANES) + lane));
 #else
-        values[0] = value_of(quad.x & 0xFFFF), values[1] = value_of(quad.x >> 16);
-        values[2] = value_of(quad.y & 0xFFFF), values[3] = value_of(quad.y >> 16);
+        values[0] = widened(quad.x & 0xFFFF), values[1] = widened(quad.x >> 16);
+        values[2] = widened(quad.y & 0xFFFF), values[3] = widened(quad.y >> 16);
         columns[0] = quad.z, columns[1] = quad.w;
 #endif
     }
@@ -115,9 +106,9 @@ __device__ __forceinline__ void copy(float* inputs, const Element* input, int fi
             if (present) quad = __ldg((const Loaded*)from);
             const Element* elements = (const Element*)&quad;
 #pragma unroll
-            for (int i = 0; i < 4; ++i) to[i * IMAGES] = value_of(elements[i]);
+            for (int i = 0; i < 4; ++i) to[i * IMAGES] = widened(elements[i]);
 #else
-            to[0] = present ? value_of(__ldg(from)) : 0.f;
+            to[0] = present ? widened(__ldg(from)) : 0.f;
 #endif
         }
 #endif

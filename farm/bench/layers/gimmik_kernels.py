@@ -33,7 +33,7 @@ class GimmikKernel:
 
 @dataclass(frozen=True, eq=False)
 class GimmikKernels:
-    """Variants that were built, or why there is none."""
+    """Variants that were built, or the reason for having none."""
 
     kernels: tuple[GimmikKernel, ...] = ()
     reason: str = ""
