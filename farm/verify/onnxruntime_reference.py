@@ -38,7 +38,7 @@ def reference_tensors(
     `values` are those of further inputs, whose elements are all equal.
     """
     observed = with_intermediate_outputs(model, names, {name: array.shape for name, array in inputs.items()})
-    outputs = (*observed.tensors, *observed.factors.values())
+    outputs = (*observed.tensors, *observed.operands.values())
     try:
         session, given = Session(observed.data), {**inputs, **_filled(observed.data, values or {})}
         if missing := [name for name in session.inputs if name not in given]:
@@ -49,7 +49,7 @@ def reference_tensors(
             f"onnxruntime cannot run {model} ({error}), and so there is nothing to compare: correct the model, or "
             "leave out --network, which checks each layer by itself"
         ) from None
-    largest = {name: _largest(computed[output]) for name, output in observed.factors.items()}
+    largest = {name: _largest(computed[output]) for name, output in observed.operands.items()}
     roundings = observed.roundings_of_one(largest)
     return {
         name: ReferenceTensor(computed[name], observed.quantized, roundings.get(name, 0.0)) for name in observed.tensors

@@ -14,17 +14,20 @@ from farm.verify.layers import LayerVerification
 from farm.verify.onnxruntime_reference import ReferenceTensor
 
 TOLERANCES = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""Largest difference of an element as a share of its tensor's largest element.
+"""Largest difference of an element as a share of its tensor's largest element, or of the smallest normal number if
+that is larger: numbers below it have fewer digits.
 
 Both sum in different orders, and errors grow from layer to layer. Tensors of other types are equal.
 """
+SMALLEST_NORMAL = {"float32": 2.0**-126, "float16": 2.0**-14, "bfloat16": 2.0**-126}
 QUANTIZED_TOLERANCE = 2e-2
 """Share that replaces a smaller one in networks that quantize activations to 8 bits: a value near the middle of two
 steps may be rounded to either, and what is computed from it differs too. A step is 0.4 % of the largest element."""
 STEPS = 1.5
 """Most steps that a rounded element is off; between one and two, for the rounding of the step itself."""
 ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
-"""Four, which a result of a saturating operator may be off by however small it is."""
+"""Four, which a result of a saturating operator, or of an operand as large as 1 that was clipped, may be off by
+however small it is."""
 
 Array = NDArray[Any]
 
@@ -90,8 +93,9 @@ def check_tensor(
     with np.errstate(all="ignore"):
         difference = np.where(values == expected, 0.0, np.abs(values - expected))
     difference[np.isnan(values) & np.isnan(expected)] = 0.0
-    share = TOLERANCES.get(dtype, 0.0)
-    allowed = max(share, QUANTIZED_TOLERANCE if quantized and share else 0.0) * largest
+    allowed = 0.0
+    if share := TOLERANCES.get(dtype):
+        allowed = max(share, QUANTIZED_TOLERANCE if quantized else 0.0) * max(largest, SMALLEST_NORMAL[dtype])
     allowed = max(allowed, reference.roundings_of_one * ROUNDINGS_OF_ONE.get(dtype, 0.0))
     allowed = max(allowed, STEPS * step)
     norm = float(np.sqrt(np.sum(expected[np.isfinite(expected)] ** 2)))

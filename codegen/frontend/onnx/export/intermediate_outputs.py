@@ -18,7 +18,7 @@ SATURATING = frozenset({"Sigmoid", "HardSigmoid", "Softmax", "Tanh"})
 """Operators with results of at most 1, computed through numbers near 1: their rounding is absolute."""
 SELECTING = frozenset(
     {
-        *("AveragePool", "Clip", "Concat", "Expand", "Flatten", "Gather", "GlobalAveragePool", "GlobalMaxPool"),
+        *("AveragePool", "Concat", "Expand", "Flatten", "Gather", "GlobalAveragePool", "GlobalMaxPool"),
         *("Identity", "MaxPool", "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "Relu", "Reshape", "Resize"),
         *("Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Upsample"),
     }
@@ -33,8 +33,9 @@ class ObservedModel:
     data: bytes
     tensors: tuple[str, ...]
     """The wanted tensors that nodes of the main graph compute, in graph order."""
-    factors: Mapping[str, str]
-    """Outputs that equal the tensors by which results of saturating operators are multiplied, by the tensors."""
+    operands: Mapping[str, str]
+    """Outputs that equal the operands whose magnitude scales an absolute error, by the operands: those that are clipped
+    or multiplied by the result of a saturating operator."""
     nodes: Sequence[NodeProto]
 
     @property
@@ -44,14 +45,14 @@ class ObservedModel:
         return any(node.op_type in rounding for node in self.nodes)
 
     def roundings_of_one(self, largest: Mapping[str, float]) -> dict[str, float]:
-        """Absolute errors that saturating operators lead to, in their own, for `largest` magnitudes of the factors."""
+        """Absolute errors of tensors, in roundings of 1, for the `largest` magnitudes of the operands."""
         return _roundings_of_one(self.nodes, largest.__getitem__)
 
 
 def with_intermediate_outputs(
     path: Path | str, names: Collection[str], shapes: Mapping[str, Sequence[int]] | None = None
 ) -> ObservedModel:
-    """The model with the named tensors, and the factors of saturated ones, as outputs.
+    """The model with the named tensors, and the operands that scale their errors, as outputs.
 
     Inputs have the given `shapes` where the file fixes others, which --input-shape may replace. Raises CheckpointError
     if the file cannot be read or the model exceeds protobuf's limit of 2 GB.
@@ -64,17 +65,17 @@ def with_intermediate_outputs(
     nodes = list(graph.node)
     given = {output.name for output in graph.output}
     computed = tuple(name for node in nodes for name in node.output if name in names)
-    factors: dict[str, str] = {}
+    operands: dict[str, str] = {}
 
     def one_for_each(name: str) -> float:
-        factors[name] = f"{name}/factor"
+        operands[name] = f"{name}/operand"
         return 1.0
 
     _roundings_of_one(nodes, one_for_each)
-    graph.node.extend(onnx.helper.make_node("Identity", [name], [output]) for name, output in factors.items())
-    further = (*(name for name in computed if name not in given), *factors.values())
+    graph.node.extend(onnx.helper.make_node("Identity", [name], [output]) for name, output in operands.items())
+    further = (*(name for name in computed if name not in given), *operands.values())
     graph.output.extend(onnx.ValueInfoProto(name=name) for name in further)
-    return ObservedModel(serialized(model, f"{path} with its weights"), computed, factors, nodes)
+    return ObservedModel(serialized(model, f"{path} with its weights"), computed, operands, nodes)
 
 
 def _fix_shapes(graph: GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -117,6 +118,8 @@ def _roundings_of_one(nodes: Sequence[NodeProto], largest: Callable[[str], float
         given = [errors.get(name, 0.0) for name in node.input]
         if node.op_type in SATURATING:
             error = 1.0
+        elif node.op_type == "Clip":  # of what may be far larger than its bounds, and rounded as such
+            error = max(given[0], largest(node.input[0]))
         elif node.op_type in SELECTING:
             error = max(given, default=0.0)
         elif node.op_type in ("Add", "Sub"):
