@@ -87,11 +87,11 @@ def archs_text(archs: Sequence[str]) -> str:
 
 def built_how(result: BuildResult) -> str:
     """A built cubin in words: tools, times, registers and size."""
-    rewritten = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms"
+    rewritten = f"rewrite {result.rewrite_seconds * 1e3:.0f} ms, " if result.ptx else ""
     seconds = result.ptxas_seconds
     took = duration(seconds) if result.assembler == "ptxas" else f"{seconds * 1e3:.0f} ms"
     assembled = f"{ASSEMBLED[result.assembler]} {took}"
-    return f"{rewritten}, {assembled}, {result.registers} registers, {size(result.cubin_bytes)}"
+    return f"{rewritten}{assembled}, {result.registers} registers, {size(result.cubin_bytes)}"
 
 
 def ptxas_time(results: Sequence[BuildResult]) -> str:

@@ -202,6 +202,7 @@ def code_table(detail: JobDetail, width: int) -> Group:
         if not made:
             continue
         template_seconds = max(code.template_seconds for code in made)
+        rewrite_seconds = max(code.rewrite_seconds for code in made)
         tiling = build.tiling
         rows.append(
             [
@@ -211,7 +212,7 @@ def code_table(detail: JobDetail, width: int) -> Group:
                 f"{made[0].fmas_kept:,}",
                 f"{made[0].fmas_deleted:,}",
                 f"made in {duration(template_seconds)}" if template_seconds else "hit",
-                f"{max(code.rewrite_seconds for code in made) * 1e3:.0f} ms",
+                f"{rewrite_seconds * 1e3:.0f} ms" if rewrite_seconds else "-",
                 f"{tiling.tile_width}x{tiling.tile_height}",
                 f"{tiling.rows}",
                 f"{tiling.group_outputs}",

@@ -130,8 +130,11 @@ class Values:
     """[streams, chunks, inputs of the loop, 2]: lowest and highest; no inputs if the layer is not bounded."""
 
 
-def values(layer: AnyTiled, weights: Weights) -> Values:
-    """The weights in the order of the placeholders."""
+def copies(layer: AnyTiled, weights: Weights) -> FloatArray:
+    """[streams, chunks, weights of a copy of the loop body], which `Slots.weights` are indices into.
+
+    Channels and output channels beyond the layer's own are zero.
+    """
     geometry, tiling, streams = layer.geometry, layer.tiling, layer.streams
     by_stream = streams.by_stream(phase_weights(layer.spec, weights))
     if tiling.chunk_channels < geometry.group_channels or geometry.groups == 1:
@@ -140,11 +143,16 @@ def values(layer: AnyTiled, weights: Weights) -> Values:
     shape = by_stream.shape
     by_chunk = by_stream.reshape(*shape[:3], streams.shares * streams.chunks, -1, *shape[4:])
     by_chunk = by_chunk.transpose(0, 3, 1, 2, 4, 5, 6)  # the shares of a K group are neighbours
-    copies = by_chunk.reshape(streams.count, streams.chunks, -1)
+    return np.asarray(by_chunk.reshape(streams.count, streams.chunks, -1), dtype=np.float32)
+
+
+def values(layer: AnyTiled, weights: Weights) -> Values:
+    """The weights in the order of the placeholders."""
+    geometry, streams = layer.geometry, layer.streams
     phases = geometry.phase_count
     biases = np.where(streams.adds_bias[:, np.newaxis], streams.stored(weights.bias), 0)
     return Values(
-        weights=np.asarray(copies[:, :, slots(layer).weights], dtype=np.float32),
+        weights=copies(layer, weights)[:, :, slots(layer).weights],
         biases=np.repeat(np.asarray(biases, dtype=np.float32), phases, axis=1),
         exists=np.repeat(streams.stored(np.ones(geometry.output_channels, dtype=np.bool_)) != 0, phases, axis=1),
         bounds=_bounds(layer, weights),

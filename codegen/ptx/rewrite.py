@@ -22,7 +22,7 @@ from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import AddResidual, Gelu, LayerSpec, Mish, Sigmoid, Swish, Tanh, is_bounded
 from codegen.ir.tiling import Part
 from codegen.kernels import TABLE_KERNELS, AnyTiled, tiled
-from codegen.kernels.weight_stream import PRODUCTS_TOGETHER, bits, full_values, slots, values
+from codegen.kernels.weight_stream import PRODUCTS_TOGETHER, bits, copies, full_values, slots, values
 from codegen.ptx.data_table import declared
 from codegen.ptx.full_form import FullForm, substitute
 from codegen.ptx.template import Lines, RolledForm, TableForm, Template
@@ -34,17 +34,21 @@ _DIGITS = np.dtype("V8")
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
-    """PTX for one set of weights, with the numbers of instructions kept and deleted."""
+class KernelFacts:
+    """Launch of a kernel for one set of weights, with its numbers of multiply-adds."""
 
-    ptx: bytes
     launch: Launch
     fmas_kept: int
     """Multiply-adds of all K groups together; a thread runs those of one."""
     fmas_deleted: int
     """Multiply-adds of the dense layer that were deleted."""
-    loads_deleted: int
-    """Shared-memory loads all of whose weights are zero."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel(KernelFacts):
+    """PTX for one set of weights, with the facts about it."""
+
+    ptx: bytes
 
 
 def rewrite(template: Template, weights: Weights, part: Part | None = None) -> Kernel:
@@ -64,28 +68,47 @@ def rewrite(template: Template, weights: Weights, part: Part | None = None) -> K
         case RolledForm() as form:
             if layer.tiling.order == "place" and part != whole:
                 raise ValueError("a template whose K groups begin side by side is one kernel: leave out the part")
-            return _rolled_kernel(form, layer, weights, part)
+            text = _rolled_text(form, layer, weights, part)
         case _ if part != whole:
             raise ValueError("a full template, and one of weights in a table, is one kernel: leave out the part")
         case FullForm() as form:
             ptx, kept, deleted = substitute(form.ptx, full_values(spec, weights), layer.tiling.rows)
-            return Kernel(ptx.encode("ascii"), layer.launch, kept, deleted, 0)
+            return Kernel(layer.launch, kept, deleted, ptx.encode("ascii"))
         case TableForm() as form:
-            return _table_kernel(form, layer, weights)
+            text = _table_text(form, layer, weights)
+    return Kernel(**vars(kernel_facts(layer, weights, part)), ptx=text)
 
 
-def _table_kernel(form: TableForm, layer: AnyTiled, weights: Weights) -> Kernel:
-    kept, table = weights.nonzeros, declared(TABLE_KERNELS[layer.tiling.kernel].table(layer, weights))
-    text = b"".join([form.before.encode("ascii"), table, form.after.encode("ascii")])
-    return Kernel(text, layer.launch, kept, weights.kernel.size - kept, 0)
+def kernel_facts(layer: AnyTiled, weights: Weights, part: Part) -> KernelFacts:
+    """Facts about the kernel of a part, of any form but the full one; they take a fraction of the time of its text."""
+    chosen, streams = slice(part.first, part.end), layer.streams
+    if layer.tiling.reads_table:
+        rows, kept = 1, weights.nonzeros
+    else:  # each weight has one product for each row of a thread
+        rows = layer.tiling.rows
+        kept = rows * int(np.count_nonzero(_products(layer.spec, copies(layer, weights)[chosen])))
+    exists = streams.stored(np.ones(layer.geometry.output_channels, dtype=np.bool_))[chosen]
+    channels = int(np.count_nonzero(exists[streams.adds_bias[chosen]]))
+    return KernelFacts(layer.launch_of(part), kept, channels * rows * weights.kernel[0].size - kept)
 
 
-def _rolled_kernel(form: RolledForm, layer: AnyTiled, weights: Weights, part: Part) -> Kernel:
-    """The kernel of a part's K groups."""
+def _products(spec: LayerSpec, weights: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which weights have products, in the layer's type."""
+    found: NDArray[np.bool_] = (weights != 0) & (bits(spec, weights) != 0)
+    return found
+
+
+def _table_text(form: TableForm, layer: AnyTiled, weights: Weights) -> bytes:
+    table = declared(TABLE_KERNELS[layer.tiling.kernel].table(layer, weights))
+    return b"".join([form.before.encode("ascii"), table, form.after.encode("ascii")])
+
+
+def _rolled_text(form: RolledForm, layer: AnyTiled, weights: Weights, part: Part) -> bytes:
+    """The PTX of a part's K groups."""
     spec = layer.spec
     every = values(layer, weights)
     chosen = slice(part.first, part.end)
-    turns, kept, loads = _turns(form, layer, every.weights[chosen], every.bounds[chosen])
+    turns = _turns(form, layer, every.weights[chosen], every.bounds[chosen])
     tails = _tails(form, every.biases[chosen], every.exists[chosen])
     if may_have_constants(spec) and spec.data_type != "float16" and layer.tiling.cluster == 1:
         zeros = _unknown_zeros(layer, form, every.weights[chosen])
@@ -100,28 +123,18 @@ def _rolled_kernel(form: RolledForm, layer: AnyTiled, weights: Weights, part: Pa
         lambda group: (turns[group - part.first], tails[group - part.first]),
     )
     parts.append(b"}\n")
-    channels = int(every.exists[chosen].sum()) // layer.geometry.phase_count
-    dense = channels * layer.tiling.rows * weights.kernel[0].size
-    return Kernel(
-        ptx=b"".join(parts),
-        launch=layer.launch_of(part),
-        fmas_kept=kept,
-        fmas_deleted=dense - kept,
-        loads_deleted=loads,
-    )
+    return b"".join(parts)
 
 
 def _turns(
     form: RolledForm, layer: AnyTiled, weights: NDArray[np.float32], bounds: NDArray[np.float32]
-) -> tuple[Sequence[bytes | memoryview], int, int]:
-    """[groups]: the copies of the loop; and the numbers of multiply-adds kept and loads deleted."""
+) -> Sequence[bytes | memoryview]:
+    """[groups]: the copies of the loop."""
     groups, copies, count = weights.shape
-    values = bits(layer.spec, weights)
-    nonzero = (weights != 0) & (values != 0)
-    used = _by_owner(np.logical_or, nonzero, form.load_of_slot, len(form.load_lines))
+    values, nonzero = bits(layer.spec, weights), _products(layer.spec, weights)
     keep = np.ones((groups, copies, len(form.turn)), dtype=np.bool_)
     keep[:, :, form.weight_line] = nonzero
-    keep[:, :, form.load_lines] = used
+    keep[:, :, form.load_lines] = _by_owner(np.logical_or, nonzero, form.load_of_slot, len(form.load_lines))
     if len(form.accumulate_lines):
         row, number = form.accumulate_numbers.T
         keep[:, :, form.accumulate_lines] = added_up_after(layer, nonzero)[:, :, row * layer.sums + number]
@@ -145,7 +158,7 @@ def _turns(
     _patch(text, starts[weighted] + form.immediate_column[slot[weighted]], digits)
     ends = np.append(starts, len(text))[np.cumsum(keep.reshape(groups, -1).sum(axis=1))]
     data, edges = text.data, [0, *ends.tolist()]
-    return [data[a:b] for a, b in pairwise(edges)], int(nonzero.sum()), int((~used).sum())
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 def added_up_after(layer: AnyTiled, nonzero: NDArray[np.bool_]) -> NDArray[np.bool_]:

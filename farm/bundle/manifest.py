@@ -226,7 +226,7 @@ class CubinEntry(Entry):
     evidence: Annotated[str, StringConstraints(max_length=1000)] = ""
     registers: Count
     spill_bytes: Count
-    ptx_sha256: Digest
+    ptx_sha256: Digest | None = None
     cubin_key: Digest
     template_key: Digest
 

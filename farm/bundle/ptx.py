@@ -1,4 +1,4 @@
-"""The PTX of a job's kernels, rewritten from the stored templates and weights, for GPUs newer than its cubins."""
+"""PTX of a job's kernels, rewritten from the stored templates and weights, for GPUs newer than its cubins."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from itertools import groupby
 from codegen.errors import TemplateError
 from codegen.ir.checkpoint import Weights
 from codegen.kernels import needs_clusters
+from codegen.keys import REWRITER_SOURCES, code_digest
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import arch_number, virtual_arch
 from farm.errors import BlobLostError, UsageError
 from farm.jobs.model import Build, BuildResult, JobDetail
 from farm.store.contract import Store, blob_digest
-from farm.worker.cache_lookup import find_template
+from farm.worker.cache_lookup import find_cubin, find_template
+from farm.worker.messages import CubinFacts
 
 
 @dataclass(frozen=True)
 class KernelPtx:
-    """The PTX that a cubin was assembled from."""
+    """PTX of a cubin's kernel."""
 
     result: BuildResult
     virtual_arch: str
@@ -30,8 +32,8 @@ class KernelPtx:
 def newest_ptx(detail: JobDetail, store: Store) -> list[KernelPtx]:
     """The PTX of every part of each layer for the newest of the job's architectures that has the layer.
 
-    Raises BlobLostError if the store has lost a template or weights, UsageError if the rewriter now gives other PTX
-    than was assembled.
+    Raises BlobLostError if the store has lost a template or weights, UsageError if the rewriter may give other PTX than
+    it gave for the job.
     """
     return [
         kernel
@@ -65,9 +67,21 @@ def _of_build(build: Build, results: Iterable[BuildResult], store: Store) -> Ite
             raise UsageError(
                 f"{build.layer}: its stored template is unusable ({error}): run farm compile again"
             ) from None
-        if blob_digest(made) != result.ptx:
+        if not _is_unchanged(made, result, store):
             raise UsageError(
                 f"{build.layer}: the rewriter has changed and gives other PTX than was assembled: "
                 "run farm compile again"
             )
         yield KernelPtx(result, virtual_arch(result.arch, clusters=needs_clusters(build.tiling)), made)
+
+
+def _is_unchanged(made: bytes, result: BuildResult, store: Store) -> bool:
+    """Whether PTX is what ptxas assembled; for a cubin made without PTX, whether the rewriter's sources are the same.
+
+    Other sources may have put the template's placeholders in another order, or launched its kernel differently.
+    """
+    if result.ptx is not None:
+        return blob_digest(made) == result.ptx
+    found = find_cubin(store, result.cubin_key)
+    facts = None if found is None else found.made
+    return isinstance(facts, CubinFacts) and facts.rewriter == code_digest(REWRITER_SOURCES)

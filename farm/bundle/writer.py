@@ -260,7 +260,7 @@ def _cubin_entry(result: BuildResult, path: str) -> dict[str, Any]:
         **({"evidence": result.evidence} if result.evidence else {}),
         "registers": result.registers,
         "spill_bytes": result.spill_bytes,
-        "ptx_sha256": result.ptx,
+        **({"ptx_sha256": result.ptx} if result.ptx else {}),
         "cubin_key": result.cubin_key,
         "template_key": result.template_key,
     }

@@ -263,7 +263,7 @@ class BuildResult:
     """Digest of the cubin's blob."""
     cubin_bytes: int = 0
     ptx: str | None = None
-    """Digest of the rewritten PTX."""
+    """Digest of the rewritten PTX that ptxas assembled; None for a cubin made without it."""
     fmas_kept: int = 0
     fmas_deleted: int = 0
     registers: int = 0

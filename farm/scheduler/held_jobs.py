@@ -294,8 +294,9 @@ class HeldJobs:
             skeleton_seconds = 0.0 if hit else result.skeleton_seconds
             evidence = target.evidence if made.assembler == "direct" else ""
             fallback = made.fallback or (target.left_to_ptxas if made.assembler == "ptxas" else "")
-            facts = vars(made) | {"fallback": fallback, "evidence": evidence}
-            del facts["sampled"]  # stands in the log and in the store's record only
+            # These two stand in the store's record only.
+            facts = {name: fact for name, fact in vars(made).items() if name not in ("rewriter", "sampled")}
+            facts |= {"fallback": fallback, "evidence": evidence}
             build_result = replace(known, **facts, skeleton_seconds=skeleton_seconds)
             level = f", at -O{known.optimisation}" if result.instead_of else ""
             how = f"{made.registers} registers, {made.spill_bytes} bytes spilled, {made.assembled}"

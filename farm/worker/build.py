@@ -19,8 +19,9 @@ from codegen.errors import (
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Part
-from codegen.keys import cubin_key, template_key
-from codegen.ptx.rewrite import Kernel, rewrite
+from codegen.kernels import tiled
+from codegen.keys import REWRITER_SOURCES, code_digest, cubin_key, template_key
+from codegen.ptx.rewrite import Kernel, KernelFacts, kernel_facts, rewrite
 from codegen.ptx.template import Template, make_template
 from codegen.sass.qualification import Assembler
 from codegen.toolchain.ptxas import Cubin, assemble
@@ -71,6 +72,8 @@ class MachineCode:
 
     cubin: Cubin
     assembler: Assembler
+    rewritten: RewrittenKernel | None = None
+    """The kernel whose PTX ptxas assembled; None for a cubin made without it."""
     fallback: str = ""
     sampled: bool = False
     """Whether a value patch was compared with ptxas's cubin."""
@@ -103,6 +106,8 @@ class Worker:
         self._weights: LruCache[tuple[str, tuple[int, ...]], Weights] = LruCache(3)
         """By digest and shape: layers of different shape may have equal bytes."""
         self._kernels: LruCache[tuple[str, str, Part], RewrittenKernel] = LruCache(2)
+        self._facts: LruCache[tuple[str, str, Part], KernelFacts] = LruCache(2)
+        """Facts about kernels that were not rewritten."""
         self._direct = DirectBuilds(store, toolchain, self._put_record, recache=recache)
         self._patches = PatchBuilds(store, toolchain, self._put_record, recache=recache)
         self._warnings: list[str] = []
@@ -160,31 +165,30 @@ class Worker:
         self._check_cubin(request)
         if not self._recache and (found := find_cubin(self._store, request.key, whole=request.whole)) is not None:
             return found
-        rewritten = self._kernels.get(
-            (request.template.key, request.weights, request.part), lambda: self._rewrite(request)
-        )
-        kernel = rewritten.kernel
         try:
-            code = self._machine_code(request, kernel.ptx)
+            code = self._machine_code(request)
         except PartsNeededError as error:
             self._put_record(CUBIN_STAGE, request.key, {"in_parts": str(error)})
             return CubinResult(request.key, Failure(Fault.PARTS, str(error)))
         except ToolError as error:
-            error.command = f"farm cache get {self._store.put(kernel.ptx)} -o kernel.ptx && {error.command}"
+            ptx = self._store.put(self._rewritten(request).kernel.ptx)
+            error.command = f"farm cache get {ptx} -o kernel.ptx && {error.command}"
             if type(error) is ToolError and _REFUSAL.search(error.stderr):
                 refusal = {"error": str(error), "command": error.command, "stderr": error.stderr}
                 self._put_record(CUBIN_STAGE, request.key, refusal)
             raise
-        cubin = code.cubin
+        cubin, rewritten = code.cubin, code.rewritten
+        kernel = self._facts_of(request) if rewritten is None else rewritten.kernel
         facts = CubinFacts(
             cubin=self._store.put(cubin.data),
             cubin_bytes=len(cubin.data),
-            ptx=rewritten.digest,
+            ptx=None if rewritten is None else rewritten.digest,
+            rewriter=code_digest(REWRITER_SOURCES),
             fmas_kept=kernel.fmas_kept,
             fmas_deleted=kernel.fmas_deleted,
             registers=cubin.registers,
             spill_bytes=cubin.spill_bytes,
-            rewrite_seconds=rewritten.seconds,
+            rewrite_seconds=0.0 if rewritten is None else rewritten.seconds,
             ptxas_seconds=cubin.seconds,
             launch=kernel.launch,
             assembler=code.assembler,
@@ -199,31 +203,36 @@ class Worker:
         warnings, self._warnings = self._warnings, []
         return "; ".join(warnings)
 
-    def _machine_code(self, request: CubinRequest, ptx: bytes) -> MachineCode:
+    def _machine_code(self, request: CubinRequest) -> MachineCode:
         limits, fallback = self._limits_of(request), ""
         try:
             if request.assembler == "direct":
                 return MachineCode(self._direct.assemble(request, *self._inputs(request), limits), "direct")
             if request.assembler == "patch":
-                return self._patched(request, ptx, limits)
+                return self._patched(request, limits)
         except MachineCodeError as error:
             if request.whole:
                 raise PartsNeededError(str(error)) from error
             fallback = str(error)
-        return MachineCode(assemble(ptx, request.arch, self._toolchain, request.options, limits), "ptxas", fallback)
+        return self._by_ptxas(request, limits, fallback)
 
-    def _patched(self, request: CubinRequest, ptx: bytes, limits: ToolLimits) -> MachineCode:
+    def _by_ptxas(self, request: CubinRequest, limits: ToolLimits, fallback: str) -> MachineCode:
+        rewritten = self._rewritten(request)
+        cubin = assemble(rewritten.kernel.ptx, request.arch, self._toolchain, request.options, limits)
+        return MachineCode(cubin, "ptxas", rewritten, fallback)
+
+    def _patched(self, request: CubinRequest, limits: ToolLimits) -> MachineCode:
         """A patched cubin. A sampled one that ptxas makes differently is replaced by ptxas's, with a warning."""
         cubin, assembler = self._patches.assemble(request, *self._inputs(request), limits)
         if not is_sampled(request.weights):
-            return MachineCode(cubin, assembler)
-        made = assemble(ptx, request.arch, self._toolchain, request.options, limits)
-        wrong = difference(cubin, made)
+            return MachineCode(cubin, assembler, self._rewritten(request) if assembler == "ptxas" else None)
+        made = self._by_ptxas(request, limits, "")
+        wrong = difference(cubin, made.cubin)
         if not wrong:
-            return MachineCode(cubin, assembler, sampled=True)
+            return replace(made, cubin=cubin, assembler=assembler, sampled=True)
         self._patches.refuse(request, *self._inputs(request), wrong)
         self._warnings.append(wrong)
-        return MachineCode(made, "ptxas", wrong, sampled=True)
+        return replace(made, fallback=wrong, sampled=True)
 
     def _limits_of(self, request: Request) -> ToolLimits:
         return replace(self._limits, memory_bytes=request.memory_limit_bytes or self._limits.memory_bytes)
@@ -264,6 +273,14 @@ class Worker:
         )
         return self._templates.get(of_template.key, lambda: self._template(of_template)), weights
 
+    def _facts_of(self, request: CubinRequest) -> KernelFacts:
+        template, weights = self._inputs(request)
+        layer = tiled(template.spec, template.tiling)
+        return self._facts.get(_kernel_of(request), lambda: kernel_facts(layer, weights, request.part))
+
+    def _rewritten(self, request: CubinRequest) -> RewrittenKernel:
+        return self._kernels.get(_kernel_of(request), lambda: self._rewrite(request))
+
     def _rewrite(self, request: CubinRequest) -> RewrittenKernel:
         template, weights = self._inputs(request)
         start = time.monotonic()
@@ -297,6 +314,11 @@ class Worker:
                 f"this worker's ptxas ({self._toolchain.ptxas_version}) or program version differs from the "
                 "coordinator's: install the same one on both"
             )
+
+
+def _kernel_of(request: CubinRequest) -> tuple[str, str, Part]:
+    """What architectures with one kernel have in common: template, weights and part."""
+    return request.template.key, request.weights, request.part
 
 
 def _tool_failure(fault: Fault, error: ToolError) -> Failure:

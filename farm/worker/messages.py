@@ -191,8 +191,10 @@ class CubinFacts:
     cubin: str
     """Digest of the cubin's blob."""
     cubin_bytes: int
-    ptx: str
-    """Digest of the rewritten PTX."""
+    ptx: str | None
+    """Digest of the rewritten PTX that ptxas assembled; None for a cubin made without it."""
+    rewriter: str
+    """Digest of the sources that would rewrite it, which the cubin's key covers."""
     fmas_kept: int
     fmas_deleted: int
     registers: int
@@ -226,7 +228,8 @@ class CubinFacts:
         return CubinFacts(
             cubin=str(record["cubin"]),
             cubin_bytes=int(record["cubin_bytes"]),
-            ptx=str(record["ptx"]),
+            ptx=None if record["ptx"] is None else str(record["ptx"]),
+            rewriter=str(record["rewriter"]),
             fmas_kept=int(record["fmas_kept"]),
             fmas_deleted=int(record["fmas_deleted"]),
             registers=int(record["registers"]),

@@ -27,7 +27,7 @@ LAYERS = 20
 JOBS_IN_SUBMISSION = 500
 OPTIONS = BuildOptions(("sm_90",))
 TILING = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
-FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, 100, 900, 32, 0, 0.01, 0.2, LAUNCH)
+FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, "cd" * 32, 100, 900, 32, 0, 0.01, 0.2, LAUNCH)
 
 
 class InstantWorker(Worker):

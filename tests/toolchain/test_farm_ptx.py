@@ -10,6 +10,7 @@ import pytest
 from cli.main import run
 from codegen.toolchain.ptxas import assemble
 from farm.api import Farm
+from farm.bundle import ptx
 from farm.bundle.ptx import newest_ptx
 from farm.bundle.reader import Bundle
 from farm.config.settings import Settings
@@ -62,3 +63,45 @@ def test_ptx_that_the_rewriter_no_longer_makes_is_refused(farm: Farm, job: Job, 
     others = tuple(replace(each, ptx="ab" * 32) for each in detail.results)
     with pytest.raises(UsageError, match="conv1: the rewriter has changed and gives other PTX"):
         newest_ptx(replace(detail, results=others), open_store(settings))
+
+
+def test_cubins_made_without_ptx_have_no_digest_of_it_and_ptxas_ones_of_the_same_job_do(
+    farm: Farm, tmp_path: Path
+) -> None:
+    [job] = farm.compile([NET], BuildOptions(("sm_88", "sm_90"), assembler="direct"))  # sm_88 is left to ptxas
+    detail = farm.inspect(job.id)
+    assert {(result.assembler, result.ptx is None) for result in detail.results} == {("direct", True), ("ptxas", False)}
+    assert all((result.rewrite_seconds == 0) == (result.ptx is None) for result in detail.results)
+    for build in detail.builds:
+        made = {(result.fmas_kept, result.fmas_deleted) for result in detail.results_of(build)}
+        kept = build.nonzeros * build.tiling.rows
+        assert made == {(kept, build.spec.weights_count * build.tiling.rows - kept)}
+    farm.fetch(job.id, tmp_path / "out")
+    manifest = manifest_of(tmp_path / "out")
+    validator().validate(manifest)
+    cubins = [
+        made for layer in manifest["layers"] for launch in layer["launches"] for made in launch["cubins"].values()
+    ]
+    assert {(each["assembler"], "ptx_sha256" in each) for each in cubins} == {("direct", False), ("ptxas", True)}
+    assert Bundle(tmp_path / "out").layers.keys() == {build.layer for build in detail.builds}
+
+
+def test_ptx_of_cubins_made_without_it_is_what_ptxas_assembles_of_the_same_layers(
+    farm: Farm, settings: Settings
+) -> None:
+    store = open_store(settings)
+    texts = []
+    for assembler in ("direct", "ptxas"):
+        [job] = farm.compile([NET], BuildOptions(("sm_90",), assembler=assembler))
+        texts.append([kernel.text for kernel in newest_ptx(farm.inspect(job.id), store)])
+    assert texts[0] == texts[1]
+    assert texts[0]
+
+
+def test_ptx_of_cubins_made_without_it_is_refused_once_the_rewriter_has_changed(
+    farm: Farm, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [job] = farm.compile([NET], BuildOptions(("sm_90",), assembler="direct"))
+    monkeypatch.setattr(ptx, "code_digest", lambda sources: "ab" * 32)
+    with pytest.raises(UsageError, match="conv1: the rewriter has changed and gives other PTX"):
+        newest_ptx(farm.inspect(job.id), open_store(settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.dtypes import from_float32, to_float32
 from codegen.ir.layer_spec import Conv2d, plain
 from codegen.ir.tiling import Form, Part, Tiling
-from codegen.kernels import products_together, stream_count
+from codegen.kernels import products_together, stream_count, tiled
 from codegen.model_zoo import random_weights
 from codegen.model_zoo.pruning import random_bounds
-from codegen.ptx.rewrite import rewrite
+from codegen.ptx.rewrite import kernel_facts, rewrite
 from codegen.ptx.template import make_template
+from codegen.ptx.template_lines import MultiplyAdd, read_line
 from codegen.toolchain.tools import ToolLimits, find_toolchain
 from codegen.verification.compare import random_gate, random_input, random_residual
 from codegen.verification.dot_products import gated_input
@@ -91,6 +93,21 @@ def test_any_weights_give_the_layer_of_the_reference(name: str, data: st.DataObj
     safe = np.isfinite(allowed)
     assert (np.abs(output - reference(case, weights, x)) <= allowed)[safe].all()
     assert safe.all() or data_type == "float16"
+
+
+@pytest.mark.parametrize("name", ROLLED)
+def test_the_facts_about_a_kernel_are_those_of_its_text(name: str) -> None:
+    case = CASES[name]
+    template, weights = template_of(case), half_of_the_weights(case.spec)
+    layer, streams = tiled(case.spec, case.tiling), stream_count(case.spec, case.tiling)
+    ends = [0, case.tiling.cluster, streams] if in_parts(case) else [0, streams]
+    parts = [Part(first, end) for first, end in pairwise(ends)]
+    facts = [kernel_facts(layer, weights, part) for part in parts]
+    for part, found in zip(parts, facts, strict=True):
+        lines = rewrite(template, weights, part).ptx.decode().splitlines()
+        assert found.fmas_kept == sum(isinstance(read_line(line), MultiplyAdd) for line in lines)
+    dense = case.tiling.rows * case.spec.weights_count
+    assert sum(found.fmas_kept + found.fmas_deleted for found in facts) == dense
 
 
 @pytest.mark.parametrize("name", [name for name in ROLLED if not CASES[name].spec.epilogue])

@@ -96,7 +96,7 @@ class PlayedExecutor(Executor):
         if isinstance(request, TemplateRequest):
             self._store.put_record(TEMPLATE_STAGE, request.key, {"ptx": blob, "seconds": 1.5})
             return TemplateResult(request.key, seconds=1.5)
-        facts = CubinFacts(blob, 64, "ab" * 32, 10, 90, 32, 0, 0.01, 0.2, LAUNCH)
+        facts = CubinFacts(blob, 64, "ab" * 32, "ab" * 32, 10, 90, 32, 0, 0.01, 0.2, LAUNCH)
         self._store.put_record(CUBIN_STAGE, request.key, facts.to_json())
         return CubinResult(request.key, facts)
 

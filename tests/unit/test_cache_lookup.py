@@ -29,7 +29,7 @@ class UnreadStore(MemoryStore):
 
 def test_a_lookup_reads_no_cubin() -> None:
     store = UnreadStore()
-    facts = CubinFacts(store.put(b"cubin"), 5, "ef" * 32, 11, 97, 25, 0, 0.1, 0.2, LAUNCH)
+    facts = CubinFacts(store.put(b"cubin"), 5, "ef" * 32, "ef" * 32, 11, 97, 25, 0, 0.1, 0.2, LAUNCH)
     store.put_record(CUBIN_STAGE, KEY, facts.to_json())
     found = find_cubin(store, KEY)
     assert found is not None

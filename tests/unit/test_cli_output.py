@@ -255,8 +255,8 @@ def test_cubins_made_without_ptxas_name_their_assembler_and_cost_no_ptxas_time()
         "2.0s",
         "0.0s",
     ]
-    assert ", ptxas 2.0s, " in built_how(by_ptxas)
-    assert ", assembled directly in 500 ms, " in built_how(direct)
+    assert built_how(replace(by_ptxas, ptx="ab" * 32)).startswith("rewrite 0 ms, ptxas 2.0s, ")
+    assert built_how(direct).startswith("assembled directly in 500 ms, ")
 
 
 def test_a_layer_without_cubins_is_to_come() -> None:

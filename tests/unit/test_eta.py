@@ -23,7 +23,7 @@ from tests.unit.farmyard import PlayedClock
 TILING = Tiling("conv2d", 8, 8, 1, 4, 3, 2)
 SLOTS = 3
 MEASURED_SECONDS = 50.0
-FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, 100, 900, 32, 0, 0.0, MEASURED_SECONDS, LAUNCH)
+FACTS = CubinFacts("ab" * 32, 4096, "cd" * 32, "cd" * 32, 100, 900, 32, 0, 0.0, MEASURED_SECONDS, LAUNCH)
 
 
 def cubin(i: int, template: int, seconds: float) -> CubinRequest:

@@ -61,7 +61,7 @@ class Yard:
 
     def record(self, key: str, data: bytes, namespace: str = "") -> str:
         digest = self.store.put(data)
-        facts = CubinFacts(digest, len(data), "ab" * 32, 1, 9, 32, 0, 0.1, 0.2, LAUNCH)
+        facts = CubinFacts(digest, len(data), "ab" * 32, "ab" * 32, 1, 9, 32, 0, 0.1, 0.2, LAUNCH)
         self.store.put_record(CUBIN_STAGE, key * 32, {**facts.to_json(), "namespace": namespace})
         return digest
 

@@ -76,7 +76,7 @@ def test_what_is_no_launch_is_refused(damage: dict[str, Any]) -> None:
 
 def test_a_cubin_record_without_its_launch_is_a_miss() -> None:
     store = MemoryStore()
-    facts = CubinFacts(store.put(b"cubin"), 5, "ef" * 32, 11, 97, 25, 0, 0.1, 0.2, LAUNCH)
+    facts = CubinFacts(store.put(b"cubin"), 5, "ef" * 32, "ef" * 32, 11, 97, 25, 0, 0.1, 0.2, LAUNCH)
     record = facts.to_json()
     store.put_record(CUBIN_STAGE, KEY, record)
     found = find_cubin(store, KEY)
