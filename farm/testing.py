@@ -20,7 +20,7 @@ def laptop_settings(folder: Path) -> Settings:
             "FARM_JOBS": "2",
             "FARM_RUNTIME_DIR": str(folder / "run"),
             "FARM_SUBMITTER": "tester",
-        },
+        }
     )
 
 

@@ -18,16 +18,8 @@ from codegen.sass.cubin import CubinFile
 from codegen.verification.compare import is_written, poisoned, random_gate, random_residual
 from farm.qualification.build import BuiltShape, Kernels, LayerPair
 from farm.qualification.comparator import Comparison, count_differing
-from farm.qualification.corpus import (
-    LAYERS_PER_SHAPE,
-    Shape,
-)
-from farm.qualification.qualify import (
-    QualificationPlan,
-    ShapeResult,
-    Started,
-    compare_shapes,
-)
+from farm.qualification.corpus import LAYERS_PER_SHAPE, Shape
+from farm.qualification.qualify import QualificationPlan, ShapeResult, Started, compare_shapes
 
 ONE_NAN = -2
 """Bits of a NaN of any type that is not the poison of unwritten outputs."""

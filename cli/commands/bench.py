@@ -47,10 +47,7 @@ class _BenchGroup(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    help="Measure generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin.",
-    cls=_BenchGroup,
-)
+app = typer.Typer(help="Measure generated kernels against cuDNN, cuBLAS, cuSPARSE and Escoin.", cls=_BenchGroup)
 
 
 @app.callback()
@@ -71,8 +68,7 @@ def run(
     sparsity: Sparsities = None,
     data_type: DataTypes = "float32",
     peers: Annotated[
-        str,
-        typer.Option("--peers", metavar="NAME,...", help="Peers to compare with, by name; all or none."),
+        str, typer.Option("--peers", metavar="NAME,...", help="Peers to compare with, by name; all or none.")
     ] = "all",
     input_shape: InputShapes = None,
     input_value: InputValues = None,

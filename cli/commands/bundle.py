@@ -40,10 +40,7 @@ COLUMNS = (
 
 
 @app.command()
-def show(
-    bundle: BundlePath,
-    as_json: AsJson = False,
-) -> int:
+def show(bundle: BundlePath, as_json: AsJson = False) -> int:
     """Show a bundle's layers, architectures and bytes, what is compiled and what is left to the framework.
 
     Shares are of the multiply-adds of all layers with weights, zeros included.

@@ -28,9 +28,7 @@ def config() -> None:
 
 
 @app.command("show")
-def show(
-    as_json: AsJson = False,
-) -> None:
+def show(as_json: AsJson = False) -> None:
     """Show each setting, its value and its origin, then the tools in use."""
     from farm.config.settings import config_path, load_settings
     from farm.reports.tools import effective_tools

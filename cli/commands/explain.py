@@ -19,8 +19,7 @@ OUTCOMES = {"hit": ("hit", "green"), "built": ("miss, built", "yellow"), "failed
 
 
 def explain(
-    build: Annotated[str, typer.Argument(metavar="BUILD", help="JOB/LAYER or JOB/LAYER/ARCH.")],
-    as_json: AsJson = False,
+    build: Annotated[str, typer.Argument(metavar="BUILD", help="JOB/LAYER or JOB/LAYER/ARCH.")], as_json: AsJson = False
 ) -> None:
     """Explain why a build was a cache hit or a miss.
 

@@ -36,8 +36,7 @@ def graphchallenge(
     ] = 1024,
     layers: Annotated[str, typer.Option("--layers", metavar="N,...", help="Layers of generated networks.")] = "120",
     rows: Annotated[
-        int | None,
-        typer.Option("--rows", metavar="N", min=1, help="Input rows; by default 60000, in the emulator 32."),
+        int | None, typer.Option("--rows", metavar="N", min=1, help="Input rows; by default 60000, in the emulator 32.")
     ] = None,
     inputs: Annotated[
         Path | None,

@@ -26,10 +26,7 @@ from cli.output.layers import (
 from farm.jobs.model import JobDetail, batches_text
 
 
-def inspect(
-    job: OneJob = "latest",
-    as_json: AsJson = False,
-) -> None:
+def inspect(job: OneJob = "latest", as_json: AsJson = False) -> None:
     """Show a job's layers: shapes, cubins, registers, spills, seconds, bytes.
 
     The tables also have folded nodes, non-zeros, cache hits and deleted FMAs. The last lines of the first table sum up

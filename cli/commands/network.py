@@ -98,11 +98,7 @@ def network(
 
     batches = tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True))
     rules = NetworkRules(
-        peers_of(peers, MODES),
-        seed=seed,
-        seconds=seconds,
-        compile_seconds=compile_limit,
-        allow_tf32=allow_tf32,
+        peers_of(peers, MODES), seed=seed, seconds=seconds, compile_seconds=compile_limit, allow_tf32=allow_tf32
     )
     settings = load_settings(overrides={"jobs": jobs, "trust": trust_of(trust)})
     shapes, values = input_shapes_of(input_shape or []), input_values_of(input_value or [])

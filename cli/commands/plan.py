@@ -39,11 +39,7 @@ OF_LAYER = 5
 
 
 @build_options(without={"name"})
-def plan(
-    request: BuildRequest,
-    price: PriceText = None,
-    as_json: AsJson = False,
-) -> int:
+def plan(request: BuildRequest, price: PriceText = None, as_json: AsJson = False) -> int:
     """Predict what a compile would build, find in the store and cost.
 
     Runs no tool and stores nothing.

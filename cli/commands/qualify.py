@@ -69,10 +69,7 @@ def qualify(
     settings = load_settings(overrides={"jobs": jobs})
     plan = QualificationPlan(layers, first, seconds, data_types_of(data_type))
     _check_places(output, keep)
-    with (
-        Farm.open(settings) as farm,
-        WorkBar(stderr(), "building the first layers", quiet=quiet or as_json) as bar,
-    ):
+    with Farm.open(settings) as farm, WorkBar(stderr(), "building the first layers", quiet=quiet or as_json) as bar:
         try:
             outcome = farm.qualify(plan, ShownQualification(bar, keep), local=local)
         except KeyboardInterrupt:

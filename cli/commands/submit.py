@@ -20,10 +20,7 @@ UNSERVED = "no coordinator is alive: the jobs stay PENDING until farm serve runs
 
 
 @build_options()
-def submit(
-    request: BuildRequest,
-    as_json: AsJson = False,
-) -> int:
+def submit(request: BuildRequest, as_json: AsJson = False) -> int:
     """Submit checkpoints and print the jobs' ids; farm serve compiles them."""
     from farm.api import Farm
     from farm.config.settings import load_settings

@@ -27,9 +27,7 @@ def tuning() -> None:
 
 
 @app.command("list")
-def show(
-    as_json: AsJson = False,
-) -> None:
+def show(as_json: AsJson = False) -> None:
     """Show the records in the ledger, and those that ship with farm."""
     from cli.output.tuning import record_table
     from farm.config.settings import load_settings

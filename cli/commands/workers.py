@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 NUMBERS = ("cpus", "gpus", "running", "pending", "accepted", "finished", "failed")
 
 
-def workers(
-    as_json: AsJson = False,
-) -> None:
+def workers(as_json: AsJson = False) -> None:
     """Show coordinators and workers, with their running and finished builds."""
     from farm.config.settings import load_settings
     from farm.ledger import open_ledger

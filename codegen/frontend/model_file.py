@@ -14,9 +14,7 @@ from codegen.ir.checkpoint import Checkpoint
 
 
 def read_model(
-    path: Path | str,
-    input_shapes: Mapping[str, Size] | None = None,
-    input_values: Mapping[str, float] | None = None,
+    path: Path | str, input_shapes: Mapping[str, Size] | None = None, input_values: Mapping[str, float] | None = None
 ) -> Checkpoint:
     """Reads an ONNX file, or a TSV network from its folder or manifest. Raises CheckpointError."""
     if not is_tsv_network(Path(path)):

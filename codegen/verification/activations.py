@@ -9,18 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.ir.layer_spec import (
-    Activation,
-    Gelu,
-    HardSigmoid,
-    HardSwish,
-    Mish,
-    Quantize,
-    Scale,
-    Sigmoid,
-    Swish,
-    Tanh,
-)
+from codegen.ir.layer_spec import Activation, Gelu, HardSigmoid, HardSwish, Mish, Quantize, Scale, Sigmoid, Swish, Tanh
 
 Float64Array = NDArray[np.float64]
 

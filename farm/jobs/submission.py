@@ -132,11 +132,7 @@ class _Division:
 
 
 def _divided(
-    layer: Layer,
-    options: BuildOptions,
-    store: BlobWriter | None,
-    book: TuningBook,
-    is_direct: IsDirect,
+    layer: Layer, options: BuildOptions, store: BlobWriter | None, book: TuningBook, is_direct: IsDirect
 ) -> _Division:
     """Chooses the tilings, and stores the weights if there is a store and the layer is compiled. Raises TilingError."""
     nonzeros = layer.weights.nonzeros_per_output

@@ -143,12 +143,7 @@ class ShapeBuilder(Protocol):
 
 
 def qualify(
-    settings: Settings,
-    ledger: Ledger,
-    plan: QualificationPlan,
-    progress: QualificationProgress,
-    *,
-    local: bool = False,
+    settings: Settings, ledger: Ledger, plan: QualificationPlan, progress: QualificationProgress, *, local: bool = False
 ) -> QualificationOutcome:
     """Qualifies the assembler on a GPU of the cluster or, with `local`, of this machine; the ledger keeps the records.
 

@@ -151,11 +151,7 @@ def _gpu(settings: Settings) -> Check:
     try:
         with open_gpu(replace(settings, worker_wait_seconds=0)) as host:
             if host.is_remote:
-                return Check(
-                    "gpu",
-                    True,
-                    "the cluster has one: farm verify --gpu, farm tune and farm bench run there",
-                )
+                return Check("gpu", True, "the cluster has one: farm verify --gpu, farm tune and farm bench run there")
             with Device() as device:
                 return Check("gpu", True, f"{device.name}, {device.arch}: farm verify --gpu works")
     except (CodegenError, FarmError) as error:

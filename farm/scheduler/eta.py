@@ -212,11 +212,7 @@ class EtaEstimator:
             self._tasks.expedite(task)
 
     def _ends(
-        self,
-        job_ids: Collection[str],
-        submitted: Mapping[Task, float],
-        groups: Sequence[_ExpectedGroup],
-        begun: float,
+        self, job_ids: Collection[str], submitted: Mapping[Task, float], groups: Sequence[_ExpectedGroup], begun: float
     ) -> tuple[dict[str, float], float]:
         """Seconds until each job ends, and until all end.
 

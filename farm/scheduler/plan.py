@@ -89,13 +89,7 @@ def plan(
                 of_template, template = template_of(build.spec, build.tiling, virtual)
                 assembler, reason = assembler_of(job.options, build.spec, build.tiling, arch, toolchain, qualifications)
                 of_cubin = cubin_key(
-                    template.key,
-                    build.weights,
-                    part,
-                    arch,
-                    options,
-                    toolchain.ptxas_version,
-                    made_by=assembler,
+                    template.key, build.weights, part, arch, options, toolchain.ptxas_version, made_by=assembler
                 )
                 key = of_cubin.digest
                 templates.setdefault(template.key, template)

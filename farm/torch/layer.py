@@ -256,11 +256,7 @@ def forget(number: int) -> None:
 
 
 def _compute(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    number: int,
-    output: torch.Tensor | None,
-    gate: torch.Tensor | None,
+    x: torch.Tensor, residual: torch.Tensor | None, number: int, output: torch.Tensor | None, gate: torch.Tensor | None
 ) -> torch.Tensor:
     layer, compute = _layers[number]
     x = x if _is_among_others(layer, x) else _checked(layer, "input", x)
@@ -284,11 +280,7 @@ def _run(x: torch.Tensor, residual: torch.Tensor | None, number: int, gate: torc
 
 
 def _write(
-    x: torch.Tensor,
-    residual: torch.Tensor | None,
-    number: int,
-    output: torch.Tensor,
-    gate: torch.Tensor | None = None,
+    x: torch.Tensor, residual: torch.Tensor | None, number: int, output: torch.Tensor, gate: torch.Tensor | None = None
 ) -> None:
     _compute(x, residual, number, output, gate)
 

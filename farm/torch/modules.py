@@ -41,11 +41,7 @@ from codegen.ir.layer_spec import (
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-_TYPES: dict[torch.dtype, DataType] = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
+_TYPES: dict[torch.dtype, DataType] = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 def is_swappable(module: nn.Module) -> bool:

@@ -34,12 +34,7 @@ def tuned_spec(spec: LayerSpec) -> LayerSpec:
 
 
 def key_of(
-    arch: str,
-    spec: LayerSpec,
-    batch: int,
-    nonzeros: NDArray[np.integer],
-    accumulate: Accumulator,
-    optimisation: int,
+    arch: str, spec: LayerSpec, batch: int, nonzeros: NDArray[np.integer], accumulate: Accumulator, optimisation: int
 ) -> TuningKey:
     """Key of a layer with `nonzeros` per output channel [K]; `batch` in images, or in rows of a Linear."""
     spec = tuned_spec(spec)

@@ -38,11 +38,7 @@ def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
     try:
         second = cluster.add_node(num_cpus=1, **memory)
         cluster.wait_for_nodes()
-        yield TwoNodes(
-            cluster,
-            second,
-            replace(laptop_settings(tmp_path), executor="ray", ray_address=cluster.address),
-        )
+        yield TwoNodes(cluster, second, replace(laptop_settings(tmp_path), executor="ray", ray_address=cluster.address))
     finally:
         cluster.shutdown()
 

@@ -27,8 +27,7 @@ MOST_BYTES_PER_NONZERO = 28
 """Limit for the largest layers, which the default limit would skip."""
 
 LONGEST_FIRST = sorted(
-    NETWORK_LAYERS,
-    key=lambda name: -NETWORK_LAYERS[name].spec.weights_count * (1 - NETWORK_LAYERS[name].sparsity),
+    NETWORK_LAYERS, key=lambda name: -NETWORK_LAYERS[name].spec.weights_count * (1 - NETWORK_LAYERS[name].sparsity)
 )
 """Layers by descending work: no process begins minutes of ptxas when the others are about to end."""
 SPECIAL_VALUES = (np.inf, -np.inf, np.nan, -0.0, 1e-40, 3e38, 1e-7)

@@ -87,16 +87,7 @@ _CONVOLUTIONS = {
     ),
     "dilation, a leaky Relu, a Clip": Case(
         Conv2d(
-            5,
-            19,
-            21,
-            7,
-            3,
-            3,
-            stride=(2, 1),
-            padding=PAD,
-            dilation=(2, 3),
-            epilogue=(LeakyRelu(0.1), Clip(-1.0, 1.0)),
+            5, 19, 21, 7, 3, 3, stride=(2, 1), padding=PAD, dilation=(2, 3), epilogue=(LeakyRelu(0.1), Clip(-1.0, 1.0))
         ),
         Tiling("conv2d", 8, 2, 2, 4, 2, 2),
     ),

@@ -160,8 +160,7 @@ def test_a_template_that_was_lost_is_made_again_where_it_is_needed(farm: Farm, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "text",
-    [b"\xff\xfe", b"no template", b'// farm.template {"spec": {}}\n', b"one that lost its placeholders"],
+    "text", [b"\xff\xfe", b"no template", b'// farm.template {"spec": {}}\n', b"one that lost its placeholders"]
 )
 def test_a_stored_template_that_cannot_be_used_is_made_again_and_the_log_says_so(
     text: bytes, farm: Farm, settings: Settings, tools: Tools

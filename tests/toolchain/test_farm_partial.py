@@ -65,10 +65,7 @@ def test_an_architecture_that_failed_is_left_out_of_every_layer(farm: Farm, tool
     bundle = Bundle(path)
     validator().validate(manifest_of(path))
     assert list(bundle.layers) == ["conv1", "conv2"]
-    assert {each.name: list(each.archs) for each in bundle.missing} == {
-        "conv1": ["sm_90"],
-        "conv2": ["sm_90"],
-    }
+    assert {each.name: list(each.archs) for each in bundle.missing} == {"conv1": ["sm_90"], "conv2": ["sm_90"]}
     assert all(layer.cubins_for("sm_80") for layer in bundle.layers.values())
     assert not bundle.damage()
     with pytest.raises(UsageError, match=r"without a network: conv1 was not compiled .*: run farm retry"):

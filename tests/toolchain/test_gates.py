@@ -17,14 +17,7 @@ from codegen.ir.dtypes import from_float32, numpy_dtype, to_float32
 from codegen.ir.layer_spec import plain
 from codegen.ir.tiling import Part
 from codegen.ptx.rewrite import rewrite
-from codegen.verification.compare import (
-    LayerRun,
-    poisoned,
-    random_gate,
-    random_input,
-    random_residual,
-    verify_output,
-)
+from codegen.verification.compare import LayerRun, poisoned, random_gate, random_input, random_residual, verify_output
 from codegen.verification.dot_products import gated_input
 from codegen.verification.reference import layer_output
 from farm.api import Farm

@@ -61,9 +61,7 @@ def bound(case: Case, weights: Weights, x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 weight_values = st.one_of(
-    st.just(0.0),
-    st.sampled_from([-0.0, 1.0, -1.0, 2.0**-126, 2.0**-149, 1.5, 2.0**20]),
-    st.floats(-8, 8, width=32),
+    st.just(0.0), st.sampled_from([-0.0, 1.0, -1.0, 2.0**-126, 2.0**-149, 1.5, 2.0**20]), st.floats(-8, 8, width=32)
 )
 
 

@@ -142,11 +142,7 @@ def test_ptxas_does_not_unroll_the_turns(layers: list[Weights]) -> None:
         (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(-1.0, CLIP),)), TWO_GROUPS, "a Clip from 0"),
         (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(-0.0, CLIP),)), TWO_GROUPS, "a Clip from 0"),
         (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0, -1.0),)), TWO_GROUPS, "a Clip from 0"),
-        (
-            Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0), Clip(-2.0, -0.0))),
-            TWO_GROUPS,
-            "a Clip from 0",
-        ),
+        (Conv2d(NEURONS, 1, WIDTH, NEURONS, 1, 1, epilogue=(Clip(0.0), Clip(-2.0, -0.0))), TWO_GROUPS, "a Clip from 0"),
         (Linear(NEURONS, NEURONS), TWO_GROUPS, "1x1 convolutions"),
     ],
 )

@@ -37,12 +37,7 @@ from codegen.toolchain.ptxas import assemble
 from codegen.toolchain.tools import ToolLimits, find_toolchain
 from farm.qualification.build import BuildPool, BuiltShape, LayerPair, build_shape
 from farm.qualification.comparator import Comparison, count_differing
-from farm.qualification.corpus import (
-    LAYERS_PER_SHAPE,
-    Shape,
-    draw_shape,
-    mask_name,
-)
+from farm.qualification.corpus import LAYERS_PER_SHAPE, Shape, draw_shape, mask_name
 from farm.qualification.qualify import (
     QualificationPlan,
     QualificationProgress,

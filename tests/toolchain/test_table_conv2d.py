@@ -114,11 +114,7 @@ def test_its_launch_says_that_it_waits_and_others_do_not() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        replace(SPEC, groups=1, bounded=True),
-        replace(SPEC, gated=True),
-        Conv2d(8, 6, 6, 8, 3, 3, groups=8),
-    ],
+    [replace(SPEC, groups=1, bounded=True), replace(SPEC, gated=True), Conv2d(8, 6, 6, 8, 3, 3, groups=8)],
     ids=["bounds", "gates", "groups"],
 )
 def test_other_layers_have_no_such_kernel(spec: LayerSpec) -> None:

@@ -31,11 +31,7 @@ from farm.torch.module import module_of
 from tests.torch.bundles import as_compiled, fetched, whole_bundle
 from tests.unit.onnx_models import constants, info, model, node, save, sequence_network, values
 
-SHAPES = {
-    "lenet5": (1, 28, 28),
-    "alexnet_cifar10": (3, 32, 32),
-    "mlp": (1, 28, 28),
-}
+SHAPES = {"lenet5": (1, 28, 28), "alexnet_cifar10": (3, 32, 32), "mlp": (1, 28, 28)}
 
 
 def played(

@@ -53,9 +53,7 @@ def test_order_place_runs_all_k_groups_of_a_position_before_the_next() -> None:
 
 
 @pytest.mark.parametrize("cluster", [2, 4])
-def test_order_place_keeps_the_blocks_of_a_cluster_together(
-    cluster: int,
-) -> None:
+def test_order_place_keeps_the_blocks_of_a_cluster_together(cluster: int) -> None:
     divided = tiled(replace(SPEC, data_type="float16"), replace(TILING, order="place", cluster=cluster))
     grid = divided.launch.grid_at(3)
     tiles, many, groups = grid

@@ -115,11 +115,7 @@ def test_the_manifest_says_how_to_launch(tmp_path: Path, store: MemoryStore) -> 
     manifest = write(tmp_path / "out", store)
     [launch] = manifest["layers"][0]["launches"]
     assert (launch["kernel"], launch["block"], launch["shared_bytes"]) == ("conv2d", [32, 1, 1], 4 * 2 * 3 * 6 * 17)
-    assert launch["grid"] == [
-        {"fixed": 2, "images": None},
-        {"fixed": 1, "images": 1},
-        {"fixed": 1, "images": None},
-    ]
+    assert launch["grid"] == [{"fixed": 2, "images": None}, {"fixed": 1, "images": 1}, {"fixed": 1, "images": None}]
     assert launch["arguments"] == [
         {"name": "input", "type": "float32*"},
         {"name": "output", "type": "float32*"},

@@ -14,17 +14,7 @@ from hypothesis import strategies as st
 from farm.bundle.writer import check_target, safe_names, write_bundle
 from farm.errors import BlobLostError, UsageError
 from farm.store.memory import MemoryStore
-from tests.bundle_samples import (
-    JOB,
-    TOOLS,
-    build,
-    contents,
-    manifest_of,
-    result,
-    stored_cubins,
-    validator,
-    write,
-)
+from tests.bundle_samples import JOB, TOOLS, build, contents, manifest_of, result, stored_cubins, validator, write
 
 
 @pytest.fixture

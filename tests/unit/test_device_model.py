@@ -16,12 +16,7 @@ from codegen.selection.choose import choose_tiling, misfit_of, ranked_tilings
 from codegen.selection.coefficients import OF_CONVOLUTIONS, OF_FLOAT16, OF_FLOAT32
 from codegen.selection.cost_model import pool_microseconds, predict_microseconds
 from codegen.selection.costs.occupancy import clusters_at_once, multiprocessors_for, resident_blocks
-from codegen.selection.costs.scaling import (
-    clocks_per_microsecond,
-    multiply_add_slots,
-    scaled_cluster,
-    scaled_stream,
-)
+from codegen.selection.costs.scaling import clocks_per_microsecond, multiply_add_slots, scaled_cluster, scaled_stream
 from codegen.selection.ranking import ABOUT_EQUAL
 from codegen.target.arch import check_gpus, has_clusters
 from codegen.target.device_model import DEVICES, REFERENCE, DeviceModel, device_for, device_named, typical_device

@@ -113,11 +113,7 @@ SPEC_CHANGES: dict[str, Any] = {
     "inputs": 65,
     "outputs": 33,
 }
-SPECS = (
-    TEMPLATE.spec,
-    ConvTranspose2d(64, 56, 48, 32, 3, 5, stride=(2, 2), padding=(1, 2, 1, 2)),
-    Linear(64, 32),
-)
+SPECS = (TEMPLATE.spec, ConvTranspose2d(64, 56, 48, 32, 3, 5, stride=(2, 2), padding=(1, 2, 1, 2)), Linear(64, 32))
 TILING_CHANGES: dict[str, Any] = {
     "kernel": "cluster_conv2d",
     "tile_width": 16,

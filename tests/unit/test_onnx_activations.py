@@ -11,15 +11,7 @@ import onnx
 import pytest
 
 from codegen.ir.layer_spec import AddResidual, Clip, Gelu, HardSigmoid, HardSwish, Mish, Sigmoid, Step, Swish, Tanh
-from tests.unit.onnx_models import (
-    assert_layer_computes_its_output,
-    constants,
-    info,
-    layer_of,
-    model,
-    node,
-    values,
-)
+from tests.unit.onnx_models import assert_layer_computes_its_output, constants, info, layer_of, model, node, values
 
 SQUARE = values(3, 3, 3, 3)
 SIXTH = float(np.float32(1 / 6))

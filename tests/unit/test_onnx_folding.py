@@ -183,11 +183,7 @@ def test_zero_weights_stay_zero_and_values_are_rounded_once(tmp_path: Path) -> N
     kernel = KERNEL.copy()
     kernel[::2, 1] = 0
     proto = after_conv(
-        node("Mul", "c k", "d"),
-        node("Div", "d k", "e"),
-        node("Sub", "k e", "y"),
-        w=kernel,
-        k=PER_KERNEL[:, None, None],
+        node("Mul", "c k", "d"), node("Div", "d k", "e"), node("Sub", "k e", "y"), w=kernel, k=PER_KERNEL[:, None, None]
     )
     layer = layer_of(tmp_path, proto)
     assert not np.signbit(layer.weights.kernel[::2, 1]).any()

@@ -219,12 +219,7 @@ def test_of_two_layers_that_are_added_up_the_deeper_one_adds(tmp_path: Path) -> 
 
 
 def test_the_earlier_layer_adds_if_the_later_one_cannot(tmp_path: Path) -> None:
-    nodes = [
-        conv("x", "a", "first"),
-        conv("x", "b", "second"),
-        node("Exp", "b", "s"),
-        node("Add", "a s", "y"),
-    ]
+    nodes = [conv("x", "a", "first"), conv("x", "b", "second"), node("Exp", "b", "s"), node("Add", "a s", "y")]
     layers = layers_of(tmp_path, model(nodes, constants(w=SQUARE)))
     assert (layers["second"].output, layers["first"].residual) == ("b", "s")
 

@@ -142,12 +142,7 @@ LEFT: dict[str, list[onnx.NodeProto]] = {
 
 @pytest.mark.parametrize("name", LEFT)
 def test_a_normalisation_before_anything_else_is_left(name: str, tmp_path: Path) -> None:
-    proto = dense_net(
-        *LEFT[name],
-        wide=values(5, 6, 3, 3),
-        grouped=values(4, 3, 1, 1),
-        square=values(6, 6, 1, 1),
-    )
+    proto = dense_net(*LEFT[name], wide=values(5, 6, 3, 3), grouped=values(4, 3, 1, 1), square=values(6, 6, 1, 1))
     proto.graph.input.append(info("z2", (6,)))
     assert not any(is_bounded(layer.spec) for layer in read(tmp_path, proto).layers)
 

@@ -195,9 +195,7 @@ def test_of_several_inputs_only_the_one_that_decides_the_size_is_named(tmp_path:
 
 def test_the_option_that_is_named_helps(tmp_path: Path) -> None:
     proto = model(
-        [*UPSAMPLED, conv(inputs=("c", "w"))],
-        constants(**NUMBERS, w=KERNEL),
-        inputs=[info("x", ["N", 3, "h", "w"])],
+        [*UPSAMPLED, conv(inputs=("c", "w"))], constants(**NUMBERS, w=KERNEL), inputs=[info("x", ["N", 3, "h", "w"])]
     )
     [layer] = read_checkpoint(save(tmp_path, proto), {"x": (1, 3, 8, 10)}).layers
     assert layer.spec.input_shape == (3, 16, 20)

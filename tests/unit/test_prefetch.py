@@ -77,9 +77,7 @@ LAYERS = st.lists(
 
 
 @given(LAYERS)
-def test_each_layer_is_prefetched_once_neither_late_nor_early(
-    layers: list[LayerEstimate],
-) -> None:
+def test_each_layer_is_prefetched_once_neither_late_nor_early(layers: list[LayerEstimate]) -> None:
     plan = plan_prefetches(layers, L2_BYTES)
     assert len(plan) == len(layers)
     begun = [(start, number) for start, fetches in enumerate(plan) for number in fetches.layers]

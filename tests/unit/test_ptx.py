@@ -67,8 +67,7 @@ def test_a_predicate_may_be_negated(text: str, negated: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("-16", -16), ("0x1F", 31), ("0b101", 5), ("017", 15), ("0", 0), ("4294967295U", 2**32 - 1)],
+    ("text", "value"), [("-16", -16), ("0x1F", 31), ("0b101", 5), ("017", 15), ("0", 0), ("4294967295U", 2**32 - 1)]
 )
 def test_an_integer_may_have_any_base(text: str, value: int) -> None:
     assert parse_instruction(f"mov.u32 %r1, {text};").operands[1] == Immediate(value)

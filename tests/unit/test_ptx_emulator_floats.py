@@ -11,17 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.single_instruction import (
-    COMPARISONS,
-    FEW,
-    apply,
-    as_bits,
-    as_float,
-    bits_of,
-    number,
-    patterns,
-    rounded,
-)
+from tests.unit.single_instruction import COMPARISONS, FEW, apply, as_bits, as_float, bits_of, number, patterns, rounded
 
 FINITE = patterns(32).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)
 

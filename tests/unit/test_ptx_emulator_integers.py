@@ -164,9 +164,7 @@ def test_a_bit_field_is_extracted_and_extended(kind: str, data: st.DataObject) -
 @given(data=st.data())
 def test_a_bit_field_is_inserted(bits: int, data: st.DataObject) -> None:
     place, kind = st.integers(0, bits + 2) | patterns(32), f"b{bits}"
-    rows = data.draw(
-        st.lists(st.tuples(patterns(bits), patterns(bits), place, place), min_size=1, max_size=50),
-    )
+    rows = data.draw(st.lists(st.tuples(patterns(bits), patterns(bits), place, place), min_size=1, max_size=50))
 
     def insert(field: int, into: int, position: int, length: int) -> int:
         position, length = position & 0xFF, length & 0xFF

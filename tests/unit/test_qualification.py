@@ -95,10 +95,7 @@ def test_no_record_qualifies_an_unsupported_architecture() -> None:
 
 
 def test_code_is_qualified_only_at_the_compared_optimisation_level() -> None:
-    assert assembler_with(qualified(), optimisation=1) == (
-        "patch",
-        "direct code is qualified at -O3, not at -O1",
-    )
+    assert assembler_with(qualified(), optimisation=1) == ("patch", "direct code is qualified at -O3, not at -O1")
     assert assembler_with(qualified(), optimisation=1, choice="direct") == ("direct", "")
 
 

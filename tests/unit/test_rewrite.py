@@ -243,8 +243,7 @@ def test_a_full_template_without_every_placeholder_in_its_place_is_refused(
 
 
 @pytest.mark.parametrize(
-    "first_line",
-    [f"// farm.template {text}" for text in ("{", "{}", "[]", '{"spec": {"operator": "x"}}')],
+    "first_line", [f"// farm.template {text}" for text in ("{", "{}", "[]", '{"spec": {"operator": "x"}}')]
 )
 def test_a_template_that_does_not_say_what_it_was_made_for_is_refused(first_line: str) -> None:
     with pytest.raises(TemplateError, match="not a template of this version"):

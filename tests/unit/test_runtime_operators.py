@@ -296,11 +296,7 @@ def test_swish_is_computed() -> None:
 
 def quantized(zero: Any) -> onnx.ModelProto:
     """x rounded to 8 bits, with a Reshape between the two nodes."""
-    nodes = [
-        node("QuantizeLinear", "x s z", "q"),
-        node("Flatten", "q", "f"),
-        node("DequantizeLinear", "f s z", "y"),
-    ]
+    nodes = [node("QuantizeLinear", "x s z", "q"), node("Flatten", "q", "f"), node("DequantizeLinear", "f s z", "y")]
     return model(nodes, [tensor("s", np.float32(0.013)), tensor("z", zero)], inputs=[info("x", IMAGE)])
 
 

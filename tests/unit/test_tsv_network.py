@@ -285,9 +285,7 @@ def test_each_layer_of_a_radix_net_adds_one_digit(neurons: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_a_radix_net_has_32_edges_per_neuron_and_equally_many_paths(
-    seed: int | None,
-) -> None:
+def test_a_radix_net_has_32_edges_per_neuron_and_equally_many_paths(seed: int | None) -> None:
     layers = radix_net(256, seed)
     assert len(layers) == 4
     paths = np.eye(256)

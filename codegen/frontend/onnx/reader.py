@@ -45,9 +45,7 @@ SHOWN_REASONS = 5
 
 
 def read_checkpoint(
-    path: Path | str,
-    input_shapes: Mapping[str, Size] | None = None,
-    input_values: Mapping[str, float] | None = None,
+    path: Path | str, input_shapes: Mapping[str, Size] | None = None, input_values: Mapping[str, float] | None = None
 ) -> Checkpoint:
     """Reads an ONNX model of opset 7 or later, with weights in initializers, Constant nodes or external data.
 

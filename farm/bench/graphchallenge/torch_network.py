@@ -20,14 +20,7 @@ from codegen.frontend.tsv.network import tile_rows
 from codegen.ir.checkpoint import Checkpoint, FloatArray
 from codegen.ir.launch import Launch
 from farm.bench.graphchallenge import pipelined_batches
-from farm.bench.graphchallenge.network import (
-    ChallengeNetwork,
-    IndexTable,
-    LaunchPlan,
-    VariantRun,
-    cycle_of,
-    in_tiles,
-)
+from farm.bench.graphchallenge.network import ChallengeNetwork, IndexTable, LaunchPlan, VariantRun, cycle_of, in_tiles
 from farm.bench.graphchallenge.persistent_layers import DONE_BYTES, KERNEL, PersistentLayout
 from farm.bench.graphchallenge.pipelined_batches import COUNTER_BYTES, PipelinedLayout
 from farm.bench.graphchallenge.torch_reference import reference_of

@@ -57,10 +57,7 @@ def macros(spec: Conv2d) -> list[str]:
 
 def compile_ptx(name: str, spec: Conv2d, virtual: str, toolchain: Toolchain) -> str:
     """The PTX of im2col or escoin for one shape. Raises ToolError."""
-    with (
-        TempFolder("bench") as scratch,
-        as_file(files("farm.bench.layers").joinpath(f"{name}.cu")) as source,
-    ):
+    with TempFolder("bench") as scratch, as_file(files("farm.bench.layers").joinpath(f"{name}.cu")) as source:
         output = scratch / "kernel.ptx"
         run_tool(
             [toolchain.nvcc, "-ptx", "-O3", "-std=c++17", *macros(spec), f"-arch={virtual}", "-o", output, source],

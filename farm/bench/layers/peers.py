@@ -68,14 +68,7 @@ class PeerKernels:
 class Peers:
     """Prepares peers for one layer. Runs within torch's context of the stream."""
 
-    def __init__(
-        self,
-        gpu: TorchGpu,
-        device: Device,
-        stream: Any,
-        layer: Layer,
-        kernels: PeerKernels,
-    ) -> None:
+    def __init__(self, gpu: TorchGpu, device: Device, stream: Any, layer: Layer, kernels: PeerKernels) -> None:
         self._gpu = gpu
         self._torch = gpu.torch
         self._device = device

@@ -152,13 +152,7 @@ class Session:
             stage.poison()
             launch(0)
             run = LayerRun(
-                case.spec,
-                layer.tiling,
-                case.weights,
-                stage.x,
-                stage.output(),
-                stage.residual,
-                seed=self._rules.seed,
+                case.spec, layer.tiling, case.weights, stage.x, stage.output(), stage.residual, seed=self._rules.seed
             )
             verified = verify_output(run)
             if not verified.ok:

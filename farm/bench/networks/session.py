@@ -148,11 +148,7 @@ class NetworkSession:
 
     def _peers(self, case: LoadedNetwork, mode: str) -> Iterator[Measurement]:
         for precision in (each for each in self._rules.precisions if each in MODES[mode].layouts):
-            yield self._guarded(
-                case,
-                peer_name(mode, precision),
-                partial(self._peer, case, mode, precision),
-            )
+            yield self._guarded(case, peer_name(mode, precision), partial(self._peer, case, mode, precision))
 
     def _guarded(self, case: LoadedNetwork, contender: str, measure: Callable[[], Measurement]) -> Measurement:
         if self._clock() > self._deadline:

@@ -221,12 +221,7 @@ class KernelPool:
         future.result()
 
     def _make_cubins(
-        self,
-        case: Case,
-        template: TemplateRequest,
-        weights: str,
-        parts: Sequence[Part],
-        wanted: Callable[[], bool],
+        self, case: Case, template: TemplateRequest, weights: str, parts: Sequence[Part], wanted: Callable[[], bool]
     ) -> list[CubinFacts]:
         """Build one cubin if it can be assembled directly as a whole, else one per part, in parallel."""
         spec, tiling = template.spec, template.tiling

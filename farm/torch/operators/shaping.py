@@ -122,12 +122,7 @@ def split(
 
 
 def slice_of(
-    x: T,
-    starts: Numbers = None,
-    ends: Numbers = None,
-    axes: Numbers = None,
-    steps: Numbers = None,
-    **_: Any,
+    x: T, starts: Numbers = None, ends: Numbers = None, axes: Numbers = None, steps: Numbers = None, **_: Any
 ) -> T:
     """Slice."""
     begins, stops = numbers(starts), numbers(ends)
