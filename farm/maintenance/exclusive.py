@@ -7,7 +7,6 @@ import socket
 import time
 import uuid
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from farm.errors import BusyError, LeaseLostError, LedgerError
@@ -51,8 +50,6 @@ class Exclusive:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         with suppress(LedgerError):  # the lease ends by itself
             self._ledger.leases.release(self._name, self._holder)

@@ -8,7 +8,6 @@ from collections import Counter
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from types import TracebackType
 from typing import Self
 
 from codegen.errors import CodegenError, MachineCodeError, without_places
@@ -135,9 +134,7 @@ class BuildPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         processes = list((self._pool._processes or {}).values())  # shutdown would wait for running builds
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
