@@ -17,7 +17,7 @@ from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
 from cli.options.build import Accumulate, AssemblerName, InputShapes, InputValues, NoTuning, Optimisation, TrustName
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import Quiet
-from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, trust_of
+from cli.options.parse import data_types_of, names_of, numbers_of
 from cli.output.console import print_json, stderr, stdout
 from cli.output.results import draw, show
 from farm.errors import UsageError
@@ -121,8 +121,8 @@ def run(
         peers=peers_of(peers, PEERS),
         seed=seed,
         optimisation=optimisation,
-        accumulate=accumulator_of(accumulate),
-        assembler=assembler_of(assembler),
+        accumulate=accumulate,
+        assembler=assembler,
         sets=sets,
         flops=_positive("--peak-tflops", peak_tflops),
         bytes_per_second=_positive("--peak-tbps", peak_tbps),
@@ -130,7 +130,7 @@ def run(
         tuning=not no_tuning,
         resume=resume,
     )
-    settings = load_settings(overrides={"jobs": jobs, "trust": trust_of(trust)})
+    settings = load_settings(overrides={"jobs": jobs, "trust": trust})
     results = measured(settings, cases, plan, local=local, quiet=quiet)
     return show(results, as_json=json_to == "-", folder=plot)
 

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from cli.options.bench import JsonTo, PlotFolder, json_file, peers_of
 from cli.options.build import AllowTf32, InputShapes, InputValues, LeaveDenseName, NoTuning, TrustName
-from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
+from cli.options.demo_networks import SPARSITY, Precision, file_of
 from cli.options.gpu import Compilers, Local, Seed
 from cli.options.output import Quiet
-from cli.options.parse import input_shapes_of, input_values_of, leave_dense_of, numbers_of, trust_of
+from cli.options.parse import input_shapes_of, input_values_of, numbers_of
 from cli.output.console import stderr
 from cli.output.results import show
 from farm.errors import JobFailedError, UsageError
@@ -34,7 +34,7 @@ def network(
     ],
     batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1,8,64",
     precision: Annotated[
-        str | None,
+        Precision | None,
         typer.Option(
             "--precision", metavar="float32|float16", help="Data type of demo networks; files have their own."
         ),
@@ -100,9 +100,9 @@ def network(
     rules = NetworkRules(
         peers_of(peers, MODES), seed=seed, seconds=seconds, compile_seconds=compile_limit, allow_tf32=allow_tf32
     )
-    settings = load_settings(overrides={"jobs": jobs, "trust": trust_of(trust)})
+    settings = load_settings(overrides={"jobs": jobs, "trust": trust})
     shapes, values = input_shapes_of(input_shape or []), input_values_of(input_value or [])
-    wanted = BuildOptions((), tuning=not no_tuning, leave_dense=leave_dense_of(leave_dense), allow_tf32=allow_tf32)
+    wanted = BuildOptions((), tuning=not no_tuning, leave_dense=leave_dense, allow_tf32=allow_tf32)
     with TempFolder("bench") as folder:
         models = [
             NetworkModel(path.stem, path, read_checkpoint(path, shapes, values), shapes, values)
@@ -156,10 +156,8 @@ class _Compiler:
         return path, round(time.monotonic() - begun, 1)
 
 
-def _files(names: Sequence[str], precision: str | None, sparsity: float, seed: int, folder: Path) -> list[Path]:
+def _files(names: Sequence[str], precision: Precision | None, sparsity: float, seed: int, folder: Path) -> list[Path]:
     """The models' files; demo networks are written into a folder. Raises UsageError."""
-    if precision not in (None, *PRECISIONS):
-        raise UsageError(f"--precision {precision}: expected {' or '.join(PRECISIONS)}")
     paths = [file_of(name, precision or "float32", sparsity, seed, folder) for name in names]
     for name, path in zip(names, paths, strict=True):
         if precision is not None and path == Path(name):

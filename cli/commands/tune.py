@@ -14,7 +14,7 @@ from cli.options.build import Accumulate, AssemblerName, InputShapes, InputValue
 from cli.options.demo_networks import PRECISIONS, SPARSITY, file_of
 from cli.options.gpu import Batches, Compilers, DataTypes, Layers, Local, Seed, Sparsities, cases_of
 from cli.options.output import AsJson, Quiet
-from cli.options.parse import accumulator_of, assembler_of, data_types_of, names_of, numbers_of, seconds_of, trust_of
+from cli.options.parse import data_types_of, names_of, numbers_of, seconds_of
 from cli.output.console import print_json, stderr, stdout
 from cli.output.tuning import outcome_json, outcome_table, tuned_line, wrong_lines
 from farm.errors import UsageError
@@ -94,9 +94,9 @@ def tune(
     )
     plan = TunePlan(
         Effort(seconds_of("--budget", budget, least=1), candidates, seconds),
-        accumulator_of(accumulate),
+        accumulate,
         optimisation,
-        assembler_of(assembler),
+        assembler,
         seed,
         force,
     )
@@ -110,7 +110,7 @@ def tune(
             for path, of_type in _models(model, choice, folder)
             for case in cases_of(path, layer or [], named, of_type, input_shape or [], input_value or [])
         ]
-    settings = load_settings(overrides={"jobs": jobs, "trust": trust_of(trust)})
+    settings = load_settings(overrides={"jobs": jobs, "trust": trust})
     with WorkBar(stderr(), "building", quiet=quiet or as_json) as bar:
         shown = ShownTuning(bar)
         try:

@@ -11,23 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from cli.options.parse import (
-    accumulator_of,
-    archs_of,
-    assembler_of,
-    bytes_of,
-    form_of,
-    input_shapes_of,
-    input_values_of,
-    leave_dense_of,
-    names_of,
-    numbers_of,
-    share_of,
-    trust_of,
-)
+from cli.options.parse import archs_of, bytes_of, input_shapes_of, input_values_of, names_of, numbers_of, share_of
 from cli.output.console import print_error
 from codegen.errors import CheckpointError
-from farm.jobs.model import BuildOptions
+from codegen.ir.tiling import Accumulator, Form
+from codegen.sass.qualification import AssemblerChoice, Trust
+from farm.jobs.model import BuildOptions, LeaveDense
 
 if TYPE_CHECKING:
     from codegen.ir.checkpoint import Checkpoint
@@ -51,7 +40,7 @@ InputValues = Annotated[
     ),
 ]
 Accumulate = Annotated[
-    str,
+    Accumulator,
     typer.Option(
         "--accumulate",
         metavar="float32|float16",
@@ -60,7 +49,7 @@ Accumulate = Annotated[
 ]
 Optimisation = Annotated[int, typer.Option("-O", metavar="0..3", min=0, max=3, help="Optimisation level of ptxas.")]
 AssemblerName = Annotated[
-    str,
+    AssemblerChoice,
     typer.Option(
         "--assembler",
         metavar="auto|ptxas|direct|patch",
@@ -69,7 +58,7 @@ AssemblerName = Annotated[
     ),
 ]
 TrustName = Annotated[
-    str | None,
+    Trust | None,
     typer.Option(
         "--trust",
         metavar="qualified|checked",
@@ -78,7 +67,7 @@ TrustName = Annotated[
     ),
 ]
 LeaveDenseName = Annotated[
-    str,
+    LeaveDense,
     typer.Option(
         "--leave-dense",
         metavar="auto|never",
@@ -149,7 +138,8 @@ def _build_request(
     input_shape: InputShapes = None,
     input_value: InputValues = None,
     template: Annotated[
-        str, typer.Option("--template", metavar="rolled|full", help="full: all loops unrolled before nvcc runs (slow).")
+        Form,
+        typer.Option("--template", metavar="rolled|full", help="full: all loops unrolled before nvcc runs (slow)."),
     ] = "rolled",
     accumulate: Accumulate = "float32",
     max_code_size: Annotated[
@@ -179,15 +169,15 @@ def _build_request(
     options = BuildOptions(
         archs_of(arch),
         batches=tuple(int(each) for each in numbers_of("--batch", batch, 1, whole=True)),
-        form=form_of(template),
-        accumulate=accumulator_of(accumulate),
+        form=template,
+        accumulate=accumulate,
         optimisation=optimisation,
         strict=strict,
         code_limit_bytes=bytes_of("--max-code-size", max_code_size, least=1),
         tuning=not no_tuning,
-        assembler=assembler_of(assembler),
-        trust=trust_of(trust),
-        leave_dense=leave_dense_of(leave_dense),
+        assembler=assembler,
+        trust=trust,
+        leave_dense=leave_dense,
         min_sparsity=share_of("--min-sparsity", min_sparsity),
         allow_tf32=allow_tf32,
         gpus=tuple(names_of(gpu or ())),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal, get_args
 
 from farm.errors import UsageError
 
-PRECISIONS = ("float32", "float16")
+Precision = Literal["float32", "float16"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 SPARSITY = 0.9
 """Default share of zero weights."""
 

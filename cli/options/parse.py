@@ -7,12 +7,9 @@ import re
 from collections.abc import Sequence
 
 from codegen.ir.layer_spec import DataType
-from codegen.ir.tiling import Accumulator, Form
-from codegen.sass.qualification import AssemblerChoice, Trust
 from codegen.target.gpus import arch_named
 from farm.config.units import DURATIONS, SIZES, format_bytes, format_seconds, read_bytes, read_seconds
 from farm.errors import UsageError
-from farm.jobs.model import LeaveDense
 
 NATIVE = "native"
 """The architecture of this machine's GPU."""
@@ -68,51 +65,6 @@ def input_values_of(values: Sequence[str]) -> dict[str, float]:
         if not name or not math.isfinite(found[name]):
             raise UsageError(f"--input-value {value}: expected a name and a number such as sr=16000")
     return found
-
-
-def form_of(value: str) -> Form:
-    """The form of the templates. Raises UsageError."""
-    match value:
-        case "rolled" | "full":
-            return value
-        case _:
-            raise UsageError(f"--template {value}: expected rolled or full")
-
-
-def accumulator_of(value: str) -> Accumulator:
-    """The accumulator type of float16 layers. Raises UsageError."""
-    match value:
-        case "float32" | "float16":
-            return value
-        case _:
-            raise UsageError(f"--accumulate {value}: expected float32 or float16")
-
-
-def assembler_of(value: str) -> AssemblerChoice:
-    """The assembler that makes machine code. Raises UsageError."""
-    match value:
-        case "auto" | "ptxas" | "direct" | "patch":
-            return value
-        case _:
-            raise UsageError(f"--assembler {value}: expected auto, ptxas, direct or patch")
-
-
-def trust_of(value: str | None) -> Trust | None:
-    """The evidence asked of direct code; None: as the settings say. Raises UsageError."""
-    match value:
-        case None | "qualified" | "checked":
-            return value
-        case _:
-            raise UsageError(f"--trust {value}: expected qualified or checked")
-
-
-def leave_dense_of(value: str) -> LeaveDense:
-    """Whether layers that are faster dense are left dense. Raises UsageError."""
-    match value:
-        case "auto" | "never":
-            return value
-        case _:
-            raise UsageError(f"--leave-dense {value}: expected auto or never")
 
 
 def share_of(option: str, value: float) -> float:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
-from cli.options.parse import assembler_of
 from codegen.ir.checkpoint import Weights
 from codegen.ir.tiling import Part
 from codegen.keys import assembler_digest
@@ -23,7 +22,6 @@ from codegen.sass.qualification import SUPPORTED_ARCHS
 from codegen.sass.verify.hazards import check_cubin
 from farm.api import Farm
 from farm.config.settings import Settings, load_settings
-from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, Status
 from farm.ledger import open_ledger
 from farm.qualification.record import QualificationRecord
@@ -218,11 +216,6 @@ def record(settings: Settings, *records: QualificationRecord) -> None:
     ledger = open_ledger(settings)
     ledger.qualifications.put(records)
     ledger.close()
-
-
-def test_another_name_for_the_assembler_is_refused() -> None:
-    with pytest.raises(UsageError, match="--assembler fast: expected auto"):
-        assembler_of("fast")
 
 
 def test_statistics_and_explanations_know_of_skeletons_and_of_who_made_the_code(

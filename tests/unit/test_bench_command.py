@@ -45,7 +45,7 @@ def test_without_a_gpu_the_exit_code_says_so(arguments: list[str], capsys: pytes
         (["--layer", "conv1"], "--layer needs a model"),
         (["model.onnx", "--op", "lenet-conv1"], "--op cannot be combined with a model"),
         (["model.onnx"], "no such file"),
-        (["--trust", "anything"], "--trust anything: expected qualified or checked"),
+        (["--trust", "anything"], "'anything' is not one of 'qualified', 'checked'"),
         (["model.onnx", "--input-value", "rate"], "--input-value rate"),
         (["--resume"], "--resume needs a file"),
         (["--peak-tflops", "-1"], "--peak-tflops -1"),

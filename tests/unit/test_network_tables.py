@@ -105,7 +105,7 @@ def test_invalid_options_are_reported_before_a_gpu_is_used(
     write_network(path, lenet5(0.9, 0))
     for arguments, said in (
         (["resnet7"], "resnet7 is neither an ONNX file nor a demo network: give the path of a file, or one of"),
-        (["lenet5", "--precision", "int8"], "--precision int8: expected float32 or float16"),
+        (["lenet5", "--precision", "int8"], "'int8' is not one of 'float32', 'float16'"),
         ([str(path), "--precision", "float16"], "net.onnx is a file with its own data type"),
         ([str(path), str(path)], "net is given twice"),
         (
