@@ -191,8 +191,9 @@ def _print_usage_error(error: typer.TyperException) -> None:
     if message := error.format_message():
         context: typer.Context | None = getattr(error, "ctx", None)
         where = context.command_path if context else "farm"
+        listed = "commands" if context and hasattr(context.command, "commands") else "options"
         ending = "" if message.endswith((".", "?")) else "."
-        print_error(f"{message}{ending} {where} --help lists the options.")
+        print_error(f"{message}{ending} {where} --help lists the {listed}.")
 
 
 GARBAGE_THRESHOLD = 20_000

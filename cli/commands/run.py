@@ -83,7 +83,7 @@ def read_arrays(paths: Sequence[Path]) -> list[NDArray[Any]] | dict[str, NDArray
         try:
             array = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            why = (isinstance(error, OSError) and error.strerror) or error
+            why = (isinstance(error, OSError) and error.strerror) or "it holds no array of numbers"
             raise UsageError(f"--input {path}: cannot read it: {why}. Write it with numpy.save.") from None
         if not isinstance(array, np.ndarray):
             if len(paths) > 1:

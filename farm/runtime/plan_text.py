@@ -108,8 +108,9 @@ class PlanText:
 
 def plan_of(bundle: Bundle) -> Plan:
     """The plan of a bundle's network. Raises UsageError if the network is not run, BundleError for a damaged plan."""
+    text = bundle.plan
     try:
-        read = read_plan(bundle.plan)
+        read = read_plan(text)
     except BundleError as error:
         raise BundleError(f"{bundle.path}: {error}") from None
     if read.refused is not None:

@@ -71,13 +71,17 @@ def test_what_cannot_be_run_is_said(farm: Farm, job: Job, tmp_path: Path, capsys
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "has no PTX for the emulator" in capsys.readouterr().err
     assert run([*arguments, str(tmp_path / "text.npy")]) == 2
-    assert "text.npy: cannot read it" in capsys.readouterr().err
+    assert "text.npy: cannot read it: it holds no array of numbers. Write it" in capsys.readouterr().err
     of_another_version(tmp_path / "out")
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "out: its network.plan has another version" in capsys.readouterr().err
     farm.fetch(job.id, tmp_path / "out", ptx=True)
     assert run([*arguments, str(tmp_path / "x.npy")]) == 2
     assert "the input 'x' has type float64, expected float32" in capsys.readouterr().err
+    with (tmp_path / "out" / "network.plan").open("ab") as plan:
+        plan.write(b"more")
+    assert run([*arguments, str(tmp_path / "x.npy")]) == 2
+    assert f"farm: {tmp_path / 'out'}: network.plan is damaged" in capsys.readouterr().err
     assert not (tmp_path / "y.npy").exists()
 
 

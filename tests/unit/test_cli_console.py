@@ -53,4 +53,4 @@ def test_output_to_a_full_disk_is_one_line_with_its_own_exit_code(command: str, 
 
 def test_a_suggestion_ends_with_its_question_mark(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["archs"]) == USAGE
-    assert "Did you mean 'cache'? farm --help lists the options." in " ".join(capsys.readouterr().err.split())
+    assert "Did you mean 'cache'? farm --help lists the commands." in " ".join(capsys.readouterr().err.split())
