@@ -12,7 +12,6 @@ import time
 from functools import partial
 from importlib.resources import files
 from ipaddress import ip_address
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
@@ -78,11 +77,9 @@ class LiveServer(HttpServer):
         self._pages = _Pages(farm, price, token, host)
         super().__init__("page", partial(_Handler, self._pages), host, port)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._pages.stopping.set()
-        super().__exit__(kind, error, trace)
+        super().__exit__(*error)
 
 
 class _Pages:
@@ -140,7 +137,7 @@ class _Handler(PageHandler):
         super().__init__(*arguments)
 
     def serve(self) -> None:
-        """Serves a page to whoever has the token, under a name of this machine."""
+        """Serves a page to clients with the token, under a name of this machine."""
         path, _, query = self.path.partition("?")
         if not self._pages.is_host(self.headers.get("Host", "")):
             self._say(421, "this name is not this machine's: use its address")
