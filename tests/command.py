@@ -21,7 +21,7 @@ class Ended:
 
 
 def own_environment(home: Path) -> dict[str, str]:
-    """This process's, with that folder as home and nothing in it that configures a farm."""
+    """Environment of this process with that folder as home and without settings of a farm."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "RAY_", "AWS_", "PG"))}
     homes = {f"XDG_{kind.upper()}_HOME": str(home / kind) for kind in ("cache", "config", "data")}
     homes |= {"FARM_RUNTIME_DIR": str(home / "run"), "HOME": str(home), "AWS_EC2_METADATA_DISABLED": "true"}

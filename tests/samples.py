@@ -54,7 +54,7 @@ def cut_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fixed_toolchain(nvcc: str = "13.0.88", ptxas: str = "13.0.88") -> Toolchain:
-    """Its versions are given, so that nothing has to be asked."""
+    """Toolchain of given versions: no tool is asked."""
     toolchain = Toolchain(Path("/nowhere/nvcc"), Path("/nowhere/ptxas"))
     known = {"nvcc_version": nvcc, "ptxas_version": ptxas, "archs": ("sm_75", "sm_80", "sm_90", "sm_120")}
     known |= {"cuda_root": Path("/nowhere"), "compiler_digest": "e" * 64}

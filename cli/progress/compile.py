@@ -44,7 +44,7 @@ class CompileProgress(Progress):
         self._estimated_at = 0.0
         self._core_wait = ""
         self._waited_at = -EVERY_SECONDS
-        """When a line last told of a wait for a core."""
+        """Time of the last line about a wait for a core."""
         self._layer_of_cubin: dict[str, str] = {}
         self._bars = Bars(
             TextColumn("{task.description}", markup=False),

@@ -27,7 +27,7 @@ class Card:
 
     job: Job
     state: str
-    """Its status, or CLAIMED."""
+    """Status of the job, or CLAIMED."""
     seconds: float | None
     left: str
     """Predicted time to its end, in words; empty if unknown."""

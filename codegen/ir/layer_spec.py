@@ -336,7 +336,7 @@ class SkippedLayer:
     operator: str
     reason: str
     weights: int | None = None
-    """Its number of weights; None if unknown."""
+    """Number of weights; None if unknown."""
     multiply_adds: int | None = None
     """Multiply-adds per image if no weight is zero; None if unknown."""
     kind: str = ""

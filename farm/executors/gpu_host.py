@@ -28,7 +28,7 @@ class GpuHost(Protocol):
 
 
 class LocalGpuHost(GpuHost):
-    """This machine; the work runs in this process."""
+    """GPU host of this machine; the work runs in this process."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

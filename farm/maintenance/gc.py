@@ -51,7 +51,7 @@ class Sweep:
     """Digests of the first LISTED of the removed blobs."""
     bytes_before: int
     bytes_freed: int
-    """With those that went into the trash."""
+    """Freed bytes, including those moved to the trash."""
     bytes_trashed: int
     """Weights and other blobs that cannot be built again: they come back if they are used within TRASH_SECONDS."""
     kept_for_jobs: int

@@ -79,10 +79,10 @@ class AgedRecord:
     """A record with the time since it or a blob of it was made or last used, exact to an hour."""
 
     id: int
-    """Its number in the inventory."""
+    """Number of the record in the inventory."""
     name: RecordName
     size_bytes: int
-    """Its own size."""
+    """Size of the record alone, without its blobs."""
     unused_seconds: float
     namespace: str
     needed: bool

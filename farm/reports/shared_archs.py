@@ -23,7 +23,7 @@ class SharedCost:
     batch: int
     microseconds: float
     own_microseconds: float
-    """With cubins of the GPU's own architecture."""
+    """Time with cubins of the GPU's own architecture."""
 
 
 def apart(options: BuildOptions, known: Sequence[str]) -> BuildOptions | None:

@@ -45,7 +45,7 @@ class HeldJob:
     running: int = 0
     """Number of running requests, as last recorded in the ledger."""
     times: JobTimes = field(default_factory=JobTimes)
-    """Its stages, for its trace."""
+    """Stages of the job, for its trace."""
     ends_at: float = math.inf
     """Estimated end by the clock, as last recorded in the ledger."""
 

@@ -37,7 +37,7 @@ class Stage:
     ended: float
     attributes: Mapping[str, str]
     steps: tuple[tuple[str, float], ...] = ()
-    """Its tools and their seconds, in order; the last one ends with the stage."""
+    """Tools of the stage and their seconds, in order; the last one ends with the stage."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,6 @@ class CountedTools:
         return self.folder / "ptxas"
 
     def runs(self, tool: Path) -> int:
-        """Compilations so far; that a tool is asked for its version is none."""
+        """Compilations so far, without questions for the tool's version."""
         log = self.folder / f"{tool.name}.log"
         return sum(" -o " in line for line in log.read_text().splitlines()) if log.exists() else 0

@@ -41,7 +41,7 @@ class LoopTime:
     seconds: float
     """Time for all pairs on all cores, perfectly divided."""
     error_seconds: float
-    """Its standard error."""
+    """Standard error of `seconds`."""
     distinct_seconds: float
     """Time for a loop that leaves out the layers that did not change."""
     sample: int

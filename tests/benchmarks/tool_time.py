@@ -31,7 +31,7 @@ from codegen.toolchain.tools import ToolLimits, find_toolchain
 KEPT = Path(__file__).with_name("tool_time.jsonl.gz")
 SPARSITIES = (0.8, 0.9, 0.95)
 TOO_LARGE = "vgg16"
-"""Its fully connected layers would take hours."""
+"""Network that is left out: its fully connected layers would take hours."""
 TARGETS = (("sm_80", 3), ("sm_86", 3), ("sm_90", 3), ("sm_120", 3), ("sm_90", 1))
 LAYERS = 120
 """Measured in one call, of all."""

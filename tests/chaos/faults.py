@@ -408,7 +408,7 @@ def _forge(play: Round, path: Path) -> str:
 
 
 def ptxas_hanging(play: Round) -> None:
-    """It is killed at its time limit, and tried at the lower level."""
+    """Make ptxas hang: it is killed at its time limit, and tried at the lower level."""
     real, here = shlex.quote(str(find_toolchain().ptxas)), shlex.quote(str(play.folder))
     script = play.folder / "ptxas"
     script.write_text(

@@ -30,7 +30,7 @@ def worker_killed(play: Round) -> None:
 
 
 def ray_coordinator_killed(play: Round) -> None:
-    """Its Ray goes with it; the next one starts its own."""
+    """Kill a coordinator with its Ray; the next coordinator starts its own."""
     play.use(FARM_EXECUTOR="ray")
     play.submit()
     first = play.serve()

@@ -98,7 +98,7 @@ class Round:
         return self._farm
 
     def submit(self, *numbers: int) -> None:
-        """These of the checkpoints, or all of them."""
+        """Submit the checkpoints of these numbers, or all."""
         nets = checkpoints()
         jobs = self.farm.submit([nets[i] for i in numbers] if numbers else nets, OPTIONS).jobs
         self._ids += [job.id for job in jobs]
@@ -125,7 +125,7 @@ class Round:
         return process
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """This coordinator, and nobody will ask how it ended."""
+        """Kill a coordinator, whose exit code is then not checked."""
         process.kill()
         process.wait()
         del self._serving[process]

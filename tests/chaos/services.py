@@ -36,7 +36,7 @@ class Services:
 
     @cached_property
     def postgresql(self) -> PostgreSQL:
-        """It loses nothing that it has said is written, also when it is killed."""
+        """PostgreSQL that loses no committed transaction, also when it is killed."""
         return self._running.enter_context(PostgreSQL(safe=True))
 
     @cached_property

@@ -18,7 +18,7 @@ IDLE_MINUTES = 0.5
 
 
 class GrowingCluster(RayNodes):
-    """Its head does no work, and at first there is no other machine: at most two with a CPU, one with a GPU."""
+    """Ray cluster of a head that does no work, which grows by up to two machines with a CPU and one with a GPU."""
 
     def __init__(self) -> None:
         super().__init__(1, head_cpus=0)

@@ -9,7 +9,7 @@ from farm.config.settings import set_environment_defaults
 
 
 def start_cluster(**head: Any) -> Any:
-    """Its first machine. Ray keeps the first token that a process finds, so all clusters of a process have the same."""
+    """Start a cluster's head. Ray keeps the first token that a process finds: all clusters of a process share it."""
     set_environment_defaults({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     from ray.cluster_utils import Cluster
 

@@ -76,7 +76,7 @@ class RayNodes:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def join(self, node: int, **environment: str) -> None:
-        """Starts a node that is none yet, or none any more."""
+        """Start a node that does not run."""
         self._start(node, "--address", self.address, **environment)
 
     def _start_head(self, *options: str, **environment: str) -> None:

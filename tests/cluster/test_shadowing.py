@@ -16,7 +16,7 @@ SHADOWS = ("cli.py", "farm.py", "codegen/__init__.py", "numpy.py", "onnx/__init_
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a model, and modules that must not be imported."""
+    """Folder with a model, and modules that must not be imported."""
     folder = tmp_path / "here"
     for name in SHADOWS:
         path = folder / name

@@ -61,7 +61,7 @@ def launch_of(entry: dict[str, Any]) -> Launch:
 
 
 def random_tensor(tensor: dict[str, Any], images: int, seed: int) -> NDArray[Any]:
-    """Normal values of the tensor's type and shape for so many images, or rows."""
+    """Normal values of the tensor's type and shape for that number of images, or rows."""
     values = np.random.default_rng(seed).standard_normal((images, *tensor["shape"][1:]), dtype=np.float32)
     return from_float32(values, tensor["dtype"])
 

@@ -43,7 +43,7 @@ NEURONS, ROWS, LAYERS, BIAS = 64, 3000, COMPACTED + 4, -0.3
 
 
 def network(random: bool) -> tuple[list[SparseMatrix], float]:
-    """Its layers until they repeat, and its bias."""
+    """Layers of a network until they repeat, and its bias."""
     return (random_layers(NEURONS, 3), 0.0) if random else (radix_net(NEURONS), BIAS)
 
 

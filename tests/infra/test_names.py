@@ -57,7 +57,7 @@ def test_every_value_of_a_setting_is_one_that_the_program_takes() -> None:
 
 
 def _filled(values: dict[str, str]) -> dict[str, str]:
-    """With the defaults of ${NAME:-default}."""
+    """Values with the defaults of ${NAME:-default}."""
     return {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in values.items()}
 
 

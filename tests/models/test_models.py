@@ -28,9 +28,9 @@ class Expected:
     operators: Mapping[str, int]
     """Layers that are compiled."""
     templates: int
-    """That nvcc makes, at most: one a shape, if the layers of a shape are pruned alike."""
+    """Most templates that nvcc makes: one a shape, if the layers of a shape are pruned alike."""
     skipped: tuple[str, ...] = ()
-    """Layers that are not; those of these networks for one reason only."""
+    """Layers that are not compiled, all for one reason."""
 
 
 EXPECTED = {

@@ -24,7 +24,7 @@ def _wanted(request: pytest.FixtureRequest) -> None:
 
 
 def run(folder: Path, *command: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
-    """With nothing of this checkout around it."""
+    """Run a command with nothing of this checkout around it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("FARM_", "PYTHON"))}
     homes = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("CONFIG", "DATA")}
     done = subprocess.run(

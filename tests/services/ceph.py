@@ -111,7 +111,7 @@ class Ceph:
         self._running.close()
 
     def new_user(self, name: str) -> tuple[str, str]:
-        """Its key and secret; it may do nothing yet."""
+        """Key and secret of a new user, who has no rights yet."""
         key, secret = f"key-of-{name}", uuid.uuid4().hex
         self._make_user(name, key, secret)
         return key, secret

@@ -59,7 +59,7 @@ def test_a_squeeze_and_excitation_block_computes_what_onnxruntime_does(
 
 
 def computed(case: Case, x: np.ndarray[Any, Any], gate: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """With half of the weights, by the emulator."""
+    """Output of the emulator with half of the weights."""
     kernel, output = rewrite(template_of(case), half_of_the_weights(case.spec)), poisoned(case.spec, case.batch)
     residual = random_residual(case.spec, case.batch, seed=0)
     named: dict[str, Any] = {"input": x, "output": output, "gate": gate, "residual": residual}

@@ -80,7 +80,7 @@ class PackageRun:
 class PlayedPackage:
     bundle: Path
     folder: Path
-    """With Triton's model, and the driver."""
+    """Folder with Triton's model and the played driver."""
     made: Package
 
     def call(

@@ -52,7 +52,7 @@ LAYERS = ["stem.0", "block.conv1", "block.conv2", "block.down.0", "up", "head.0"
 
 
 def made(seed: int = 0) -> Net:
-    """With running statistics that are not the first ones."""
+    """Network whose running statistics are not the initial ones."""
     torch.manual_seed(seed)
     net = Net()
     with torch.no_grad():

@@ -87,7 +87,7 @@ def test_onnx_reads_the_network_of_an_unpacked_bundle(network: Path, tmp_path: P
 
 
 def test_onnxruntime_runs_what_is_left_beside_the_layers(network: Path) -> None:
-    """It has no operator for a compiled layer: without them the rest is a model of its own."""
+    """onnxruntime has no operator for compiled layers: without them the rest is a model of its own."""
     folder = bundled(network)
     proto = onnx.load(folder / "network.onnx", load_external_data=False)
     [gemm] = [each for each in proto.graph.node if each.op_type == "Gemm"]

@@ -31,7 +31,7 @@ PTX = b".version 9.0\n.target sm_80\n"
 
 @pytest.fixture(params=["bundle", "bundle.farm"])
 def bundle(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """With the network of LeNet-5, one layer, PTX, and a skipped layer of as many multiply-adds."""
+    """Bundle with LeNet-5's network, one layer, PTX, and a skipped layer of as many multiply-adds."""
     write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
     return written(tmp_path / str(request.param), tmp_path / "net.onnx")
 

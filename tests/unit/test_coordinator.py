@@ -106,7 +106,7 @@ def test_cubins_do_not_wait_for_templates_that_they_do_not_need(farm: Farmyard) 
     farm.submit("a")
 
     class Slow(PlayedExecutor):
-        """Its second template ends after everything else."""
+        """Executor whose second template ends after everything else."""
 
         def wait(self, timeout_seconds: float) -> list[Result]:
             if len(self._waiting) > 1 and isinstance(self._waiting[0], TemplateRequest) and order:

@@ -247,7 +247,7 @@ def imported(module: Path) -> Iterator[Path]:
 
 
 def closure(*modules: str) -> set[Path]:
-    """These modules and all their direct and indirect imports."""
+    """Modules with all their direct and indirect imports."""
     found: set[Path] = set()
     left = [Path(module) for module in modules]
     while left:

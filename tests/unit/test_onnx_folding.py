@@ -106,7 +106,7 @@ def test_a_normalisation_after_a_gemm_is_folded(tmp_path: Path) -> None:
 
 
 def test_a_normalisation_of_the_rows_of_a_sequence_is_not_folded(tmp_path: Path) -> None:
-    """Its channels are the second axis, the layer's output channels the last."""
+    """The channels of the normalisation are the second axis, the layer's output channels the last."""
     arrays = {**NORMAL, "variance": VARIANCE, "w": values(3, 4)}
     proto = model([node("MatMul", "x w", "c"), normalisation()], constants(**arrays), inputs=[info("x", (2, 4, 3))])
     assert layer_of(tmp_path, proto).output == "c"

@@ -78,7 +78,7 @@ class Tools(PlayedExecutor):
 
 
 class Watch(Progress):
-    """When each job ended, and what was said of the end of all."""
+    """Records of each job's end and of the announced end of all."""
 
     def __init__(self, clock: PlayedClock) -> None:
         self.clock = clock

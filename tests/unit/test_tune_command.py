@@ -43,7 +43,7 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, rig: PlayedRig) -> PlayedRig:
-    """This rig is the GPU from now on."""
+    """Makes the rig the GPU."""
     monkeypatch.setattr(tune, "Device", lambda: nullcontext(SimpleNamespace(arch="sm_90")))
     monkeypatch.setattr(tune, "GpuRig", lambda _: rig)
     monkeypatch.setattr(tune, "KernelPool", lambda *_, **__: nullcontext(PlayedBuilder()))

@@ -19,7 +19,7 @@ MISSING = [replace(TEMPLATE, key=f"{i:02}" * 32) for i in range(5)]
 
 
 class LateExecutor(PlayedExecutor):
-    """Its first machine comes after three pauses."""
+    """Executor whose first machine comes after three pauses."""
 
     def __init__(self) -> None:
         super().__init__(MemoryStore())

@@ -39,7 +39,7 @@ class ActivationPattern:
 
 
 def match_activation(graph: Graph, tensor: str, data_type: DataType) -> ActivationPattern | None:
-    """The smallest pattern of nodes after a tensor that forms an activation; None if there is none.
+    """The smallest pattern of nodes after a tensor that forms an activation; None without such nodes.
 
     Constants in the nodes match within the data type's rounding.
     """
