@@ -170,14 +170,13 @@ def _pad(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
 
 def _resize(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     """Each element repeated a whole number of times along each axis."""
-    x = lowering.values[node.inputs[0]]
-    attributes = {"mode": "nearest", **node.attributes}
-    way = tuple(
-        attributes.get(name, default)
-        for name, default in (("coordinate_transformation_mode", "half_pixel"), ("nearest_mode", "round_prefer_floor"))
-    )
+    x, given = lowering.values[node.inputs[0]], node.attributes
+    way = (given.get("coordinate_transformation_mode", "half_pixel"), given.get("nearest_mode", "round_prefer_floor"))
     factors = _factors(lowering, node, x)
-    other = attributes["mode"] != "nearest" or way not in REPEATING or attributes.keys() & {"axes", "antialias"}
+    plain = {"mode": "nearest", "antialias": 0, "keep_aspect_ratio_policy": "stretch"}
+    other = (
+        way not in REPEATING or "axes" in given or any(given.get(name, each) != each for name, each in plain.items())
+    )
     if other or factors[0] != 1 or any(each < 1 or each % 1 for each in factors):
         raise lowering.refused(node, "with anything but the nearest element, a whole number of times")
     box, strides = [1], [x.size // lowering.images]

@@ -174,3 +174,9 @@ def test_what_an_operator_does_not_run_is_an_error_with_the_way_out(
     others = {"Attention": 2, "QuantizeLinear": 1}.get(operator, 0)
     with pytest.raises(UsageError, match=f"{reason}.*use another runtime"):
         OPERATORS[operator](torch.zeros(1, 2, 2, 2), *[torch.ones(())] * others, **attributes)
+
+
+def test_resize_takes_the_name_of_the_default_policy() -> None:
+    x = torch.arange(4.0).reshape(1, 1, 2, 2)
+    found = OPERATORS["Resize"](x, None, None, [1, 1, 4, 2], keep_aspect_ratio_policy="stretch")
+    assert torch.equal(found, x.repeat_interleave(2, 2))

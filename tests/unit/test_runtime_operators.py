@@ -122,6 +122,9 @@ ONE = {
         shape=(3, 3, 9, 7),
         coordinate_transformation_mode="asymmetric",
         nearest_mode="floor",
+        antialias=0,
+        keep_aspect_ratio_policy="stretch",
+        opset=18,
     ),
     "add a number": one("Add", {"c": np.float32(2)}),
     "scale channels": one("Mul", {"c": values(3, 1, 1)}),
@@ -233,6 +236,13 @@ REFUSED = {
     "y is no tensor of floats": one("QuantizeLinear", {"s": np.float32(0.5)}),
     "with anything but the nearest element": one(
         "Resize", NONE | {"c": np.array([1, 1, 2, 2], np.float32)}, mode="linear"
+    ),
+    "Resize resize .with anything but": one(
+        "Resize",
+        NONE | {"c": np.zeros(0, np.float32), "d": np.array([3, 3, 18, 28])},
+        shape=(3, 3, 9, 7),
+        keep_aspect_ratio_policy="not_larger",
+        opset=18,
     ),
     "to the power of 3": one("Pow", {"e": np.float32(3)}),
     "a whole number of times": one("Resize", NONE | {"c": np.array([1, 1, 1.5, 2], np.float32)}),

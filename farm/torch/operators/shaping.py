@@ -222,7 +222,8 @@ def resize(
     """Resize in nearest and linear mode. Raises UsageError for other modes and options."""
     given = numbers(sizes)
     factors = scales.tolist() if isinstance(scales, torch.Tensor) else list(scales or [])
-    if more.get("axes") is not None or more.get("antialias") or (given and more.get("keep_aspect_ratio_policy")):
+    policy = more.get("keep_aspect_ratio_policy", "stretch") if given else "stretch"
+    if more.get("axes") is not None or more.get("antialias") or policy != "stretch":
         raise _not_run("with axes, antialias or an aspect ratio policy")
     target = given or [math.floor(size * factor) for size, factor in zip(x.shape, factors, strict=True)]
     known = dict(enumerate(factors)) if not given else {}
