@@ -241,7 +241,7 @@ def fixed_images_warning(checkpoint: Checkpoint, batches: Sequence[int]) -> str:
         return ""
     return (
         f"its inputs fix the batch at {fixed}: kernels for {' and '.join(map(str, never))} never run in this network. "
-        f"Give --batch {fixed}, or leave the batch open, here (--input-shape NAME:N,...) or in the export."
+        f"Give --batch {fixed}, or leave the batch open, in the export and in --input-shape (NAME:N,...)."
     )
 
 

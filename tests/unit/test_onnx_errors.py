@@ -199,6 +199,10 @@ def test_sparse_weights_of_absurd_size_are_an_error_before_they_take_memory(tmp_
         ({"x": (3, 8, 8)}, "it has 4 dimensions, not 3"),
         ({"x": (1, 3, 0, 8)}, "1 or more"),
         ({"x": ()}, "1 or more"),
+        (
+            {"x": (None, None, 8, 8)},
+            "the shape [?, ?, 8, 8] cannot be set for input 'x': an open size is one that the file leaves open",
+        ),
     ],
 )
 def test_a_wrong_input_shape_is_an_error_that_names_the_inputs(input_shapes: Any, fact: str, tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ from codegen.frontend.onnx.graph.graph import Graph
 
 
 def shapes_with(inputs: Inputs, given: Mapping[str, Size]) -> dict[str, Shape]:
-    """The given shapes, with the file's own dimension where one gives None.
+    """The given shapes, with the file's open dimension where one gives None.
 
     Raises CheckpointError, listing the model's inputs, if a given shape names no input or does not fit it.
     """
     shapes: dict[str, Shape] = {}
     known = "the model's inputs are " + ", ".join(f"{name} {in_words(shape)}" for name, shape in inputs.items())
     for name, shape in given.items():
-        fact = f"the shape {list(shape)} cannot be set for input '{name}'"
+        fact = f"the shape {in_words(shape)} cannot be set for input '{name}'"
         if name not in inputs:
             raise CheckpointError(f"{fact}: there is no such input; {known}")
         if not shape or min((each for each in shape if each is not None), default=1) < 1:
@@ -27,6 +27,8 @@ def shapes_with(inputs: Inputs, given: Mapping[str, Size]) -> dict[str, Shape]:
         if size is not None and len(size) != len(shape):
             raise CheckpointError(f"{fact}: it has {len(size)} dimensions, not {len(shape)}; {known}")
         file = size or [f"{name}[{axis}]" for axis in range(len(shape))]
+        if any(each is None and isinstance(own, int) for own, each in zip(file, shape, strict=True)):
+            raise CheckpointError(f"{fact}: an open size is one that the file leaves open; {known}")
         shapes[name] = tuple(own if each is None else each for own, each in zip(file, shape, strict=True))
     return shapes
 
