@@ -73,6 +73,25 @@ def test_numbers_that_count_the_images_are_computed_when_the_network_runs(tmp_pa
     assert operators == ["Layer", "Shape", "Gather", "Concat", "Reshape"]
 
 
+@pytest.mark.parametrize(
+    ("operator", "limit"), [("Min", 100), ("Max", 1000), ("Greater", 1), ("Less", 500), ("Equal", 1)]
+)
+def test_numbers_that_cap_or_compare_the_images_are_computed_when_the_network_runs(
+    operator: str, limit: int, tmp_path: Path
+) -> None:
+    nodes = [
+        conv(output="c"),
+        node("Shape", "c", "shape"),
+        node("Gather", "shape zero", "images"),
+        node(operator, "images limit", "number"),
+        node("Cast", "number", "term", to=onnx.TensorProto.FLOAT),
+        node("Add", "c term", "y"),
+    ]
+    tensors = [tensor("w", values(4, 3, 3, 3)), tensor("limit", np.array([limit])), tensor("zero", np.array([0]))]
+    graph = rest_of(read_checkpoint(save(tmp_path, model(nodes, tensors))))
+    assert [each.op_type for each in graph.node] == ["Layer", "Shape", "Gather", operator, "Cast", "Add"]
+
+
 def test_a_known_output_of_the_network_stays_computed(tmp_path: Path) -> None:
     built = model(
         [conv(), node("Shape", "y", "sizes")], [tensor("w", values(4, 3, 3, 3))], inputs=[info("x", (1, 3, 8, 8))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SAMPLES = (240, 480)
 """Numbers of images for which shapes are computed. Both have many divisors, for models that split the batch."""
+VALUE_SAMPLES = (1, *SAMPLES, 720_720)
+"""Numbers of images for which values are compared: few and many, as a model may cap the number or compare it."""
 LIKELY_SIZES = (64, 256)
 """Typical sizes given with --input-shape: short enough for a sequence, large enough for an image."""
 
@@ -42,7 +44,7 @@ class Inference:
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Tensors by name; a dimension that depends on the number of images is a PerImage."""
-        first, *others = map(self._computed.at, self._samples())
+        first, *others = map(self._computed.at, self._samples(SAMPLES))
         if not others:
             return first
         [second] = others
@@ -51,21 +53,21 @@ class Inference:
     def values_of_shapes(self) -> dict[str, NDArray[Any]]:
         """Small tensors that follow from the inputs' shapes and are equal for every number of images, by name."""
         found: list[Mapping[str, NDArray[Any]]] = []
-        for sample in self._samples():
+        for sample in self._samples(VALUE_SAMPLES):
             self._computed.at(sample)
             found.append(self._computed.values)
-        first, last = found[0], found[-1]
+        first, *others = found
         return {
             name: array
             for name, array in first.items()
-            if name not in self.constants and name in last and np.array_equal(array, last[name])
+            if name not in self.constants and all(name in each and np.array_equal(array, each[name]) for each in others)
         }
 
-    def _samples(self) -> list[Callable[[Dimension], Dimension]]:
-        """Substitutes for dimensions, one for each computation of all shapes: two if the number of images is open."""
+    def _samples(self, numbers: Sequence[int]) -> list[Callable[[Dimension], Dimension]]:
+        """Substitutes for dimensions, one for each number of images; one in all if their number is fixed."""
         if not self._images.name:
             return [_as_it_is]
-        return [_in_place_of(self._images.name, number) for number in SAMPLES]
+        return [_in_place_of(self._images.name, number) for number in numbers]
 
     def branches(self) -> Mapping[str, bool]:
         """Conditions that are known for every number of images, by the first output of their If."""
