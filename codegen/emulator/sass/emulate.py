@@ -25,7 +25,7 @@ from codegen.emulator.ptx.steps import WARP_LANES
 from codegen.emulator.sass.floats import FLOATS
 from codegen.emulator.sass.integers import INTEGERS, Run
 from codegen.emulator.sass.memory_ops import MEMORY_OPS, STACK_END
-from codegen.emulator.sass.state import Instruction, Memories, State
+from codegen.emulator.sass.state import Decoder, Instruction, Memories, State
 from codegen.errors import EmulationError, UnsupportedCodeError
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa.architecture import ConstantPlaces
@@ -140,7 +140,8 @@ class _Run:
         self._kernel, self._state, self._threads = cubin.kernel, state, threads
         # Warps meet by the number of those that wait, each in its own code; a block with a part of a warp waits whole.
         self._together = threads if threads % WARP_LANES else WARP_LANES
-        self._words = [Instruction(low | high << 64, state.architecture) for low, high in words.tolist()]
+        self._words = [low | high << 64 for low, high in words.tolist()]
+        self._decoder, self._decoded = Decoder(state.architecture), dict[int, Instruction]()
         self._opcodes = OPCODE.get(words).tolist()
         self._distances = branch_distances(words, state.architecture.branch_pieces).tolist()
         controls = np.flatnonzero(np.isin(OPCODE.get(words), _CONTROL))
@@ -150,7 +151,6 @@ class _Run:
         self._next: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
         self._after_barrier: NDArray[np.int32] = np.zeros(state.lanes, dtype=np.int32)
         self._waits_for_cluster: NDArray[np.bool_] = OPCODE.get(words) == UCGABAR_WAIT
-        self._checked: set[int] = set()
 
     def until_all_ended(self, limit: int) -> None:
         count = 0
@@ -175,11 +175,10 @@ class _Run:
         everyone = None if active.all() else active
         upcoming = self._next[first:beyond]
         for number in range(start, end):
-            word, opcode = self._words[number], self._opcodes[number]
+            opcode = self._opcodes[number]
             try:
-                if number not in self._checked:
-                    word.check_bits()
-                    self._checked.add(number)
+                if (word := self._decoded.get(number)) is None:
+                    word = self._decoded[number] = self._decoder.decode(self._words[number])
                 guard = word.guard(state)
                 mask = everyone if guard is None else guard if everyone is None else guard & everyone
                 if opcode in _CONTROL:
@@ -199,7 +198,7 @@ class _Run:
         upcoming = self._next[first:beyond]
         match self._opcodes[number]:
             case opcode if opcode in _BRANCHES:
-                word = self._words[number]
+                word = self._decoded[number]
                 if bool(word.field(UNIFORM_BRANCH.first)) != (opcode == BRA_UNIFORM):
                     raise UnsupportedError("this condition of a branch")
                 if opcode == BRA_UNIFORM:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -19,11 +18,12 @@ from codegen.emulator.memory.global_memory import GlobalMemory
 from codegen.emulator.memory.shared_memory import AsyncCopies, SharedMemory
 from codegen.emulator.memory.uninitialized import JUNK
 from codegen.sass.isa.architecture import Architecture
-from codegen.sass.isa.encoding import ALWAYS, ZERO_REGISTER
+from codegen.sass.isa.encoding import ALWAYS, OPCODE, ZERO_REGISTER
 from codegen.sass.isa.opcodes import LAST, UNIFORM_REGISTERS, Form, Opcode
 
 LITERALS: Final = 2
 """The bank of constants that fit no instruction."""
+_OPCODE_MASK: Final = (1 << OPCODE.bits) - 1
 UNIFORM_ZERO: Final = LAST[UNIFORM_REGISTERS]
 """URZ: reads as zero."""
 
@@ -136,41 +136,51 @@ class State:
         return memories.constants[offset : offset + size].tobytes()
 
 
+class Decoder:
+    """Decodes words of an architecture; the facts of each opcode are looked up once."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._known: dict[int, tuple[Opcode, Form, int]] = {}
+        """Facts, form and understood bits by the twelve bits of an opcode."""
+
+    def decode(self, bits: int) -> Instruction:
+        """Raises UnsupportedError if the emulator does not know the instruction, or a bit that is set."""
+        opcode = bits & _OPCODE_MASK
+        if (known := self._known.get(opcode)) is None:
+            known = self._known[opcode] = self._look_up(opcode)
+        kind, form, understood = known
+        if (rest := bits & ~understood) not in kind.fixed:
+            raise UnsupportedError(f"bits of the instruction that this emulator does not know, {rest:#034x}")
+        return Instruction(bits, self._architecture, kind, form)
+
+    def _look_up(self, opcode: int) -> tuple[Opcode, Form, int]:
+        kind = self._architecture.opcode(opcode)
+        if kind is None or kind.understood is None:
+            raise UnsupportedError("this emulator does not know the instruction")
+        form = kind.form_in(opcode)
+        return kind, form, kind.understood_mask(form)
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One word as a number of 128 bits, and its decoded operands."""
 
     bits: int
     architecture: Architecture
+    kind: Opcode
+    form: Form
+    """Sources of its operands."""
 
     def field(self, first: int, count: int = 1) -> int:
         return self.bits >> first & (1 << count) - 1
-
-    @cached_property
-    def kind(self) -> Opcode:
-        """The instruction's facts. Raises UnsupportedError if they are unknown here."""
-        known = self.architecture.opcode(self.field(0, 12))
-        if known is None or known.understood is None:
-            raise UnsupportedError("this emulator does not know the instruction")
-        return known
-
-    @cached_property
-    def form(self) -> Form:
-        """Sources of its operands. Raises UnsupportedError if the instruction is unknown."""
-        return self.kind.form_in(self.field(0, 12))
-
-    def check_bits(self) -> None:
-        """Raises UnsupportedError if the emulator does not know the instruction, or a bit that is set."""
-        rest = self.bits & ~self.kind.understood_mask(self.form)
-        if rest not in self.kind.fixed:
-            raise UnsupportedError(f"bits of the instruction that this emulator does not know, {rest:#034x}")
 
     @property
     def uniform(self) -> bool:
         """Whether its result and predicates are uniform."""
         return self.kind.uniform
 
-    @cached_property
+    @property
     def to(self) -> int:
         return self.field(16, 6 if self.uniform else 8)
 
