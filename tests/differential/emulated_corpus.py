@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, takewhile
 from math import prod
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, TextIO, get_args
 
 from numpy.typing import NDArray
 
@@ -34,6 +37,7 @@ from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.qualification import QUALIFIED_LEVEL, SUPPORTED_ARCHS
 from codegen.selection.choose import choose_parts
+from codegen.selection.code_size import DIRECT_INSTRUCTIONS, stream_instructions
 from codegen.target.arch import has_clusters, virtual_arch
 from codegen.toolchain.ptxas import assemble, ptxas_options, skeleton_options
 from codegen.toolchain.tools import Toolchain, ToolLimits, find_toolchain
@@ -50,13 +54,13 @@ FAMILIES = (
     ("sm_120", "sm_121"),
 )
 """Architectures with nearly the same instructions: of each layer, ptxas's code for one of them in turn runs too."""
+PTXAS_EVERY = 10
+"""Of every tenth layer ptxas's code runs too: it takes several times as long as direct code."""
 STEP = 2
 """Every second layer of a shape is compared, so that more shapes are."""
 MOST_ELEMENTS = 6_000
 """Most elements of a batch's input or output: the emulator's time grows with the blocks."""
 LIMITS = ToolLimits(30)
-AHEAD = 4
-"""Shapes queued beyond one per process."""
 SECONDS_BETWEEN_LINES = 20
 
 
@@ -74,6 +78,15 @@ class Outcomes:
         for mine, its in zip(vars(self).values(), vars(other).values(), strict=True):
             mine.update(its)
 
+    @staticmethod
+    def of(lists: dict[str, list[tuple[str, str, int]]]) -> Outcomes:
+        """The outcomes that `lists` returned."""
+        kinds = {kind: Counter({(arch, name): count for arch, name, count in of}) for kind, of in lists.items()}
+        return Outcomes(**kinds)
+
+    def lists(self) -> dict[str, list[tuple[str, str, int]]]:
+        return {kind: [(*key, count) for key, count in of.items()] for kind, of in vars(self).items()}
+
     def __str__(self) -> str:
         lines = []
         for arch in SUPPORTED_ARCHS:
@@ -90,34 +103,44 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class Task:
-    """A shape's layers on some architectures, until a time of `time.time`."""
+    """A shape's layers on some architectures."""
 
     number: int
     data_type: DataType
     archs: tuple[str, ...]
     toolchain: Toolchain
-    end: float
+    instructions: int
+    """Most predicted instructions of a shape: longer ones are left out."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.data_type} {self.number}"
 
     def outcomes(self) -> Outcomes:
         """Compares the layers. Architectures that share a template share its outputs."""
         outcomes, archs = Outcomes(), dict[tuple[Shape, str], list[str]]()
+        drawn = {clusters: draw_shape(self.number, self.data_type, clusters=clusters) for clusters in (False, True)}
         for arch in self.archs:
-            shape = draw_shape(self.number, self.data_type, clusters=has_clusters(arch))
-            if shape is not None:
+            shape = drawn[has_clusters(arch)]
+            if shape is not None and _instructions(shape) <= self.instructions:
                 archs.setdefault((shape, virtual_arch(arch, clusters=shape.tiling.cluster > 1)), []).append(arch)
         for (shape, virtual), alike in archs.items():
-            if time.time() > self.end:
-                break
             elements = max(prod(shape.spec.input_shape), prod(shape.spec.output_shape))
             small = replace(shape, batch=max(1, min(shape.batch, MOST_ELEMENTS // elements)))
             try:
                 template = make_template(small.spec, small.tiling, virtual, self.toolchain, LIMITS)
-                _Layers(small, template, self.toolchain, outcomes).compare(alike, self.end)
+                _Layers(small, template, self.toolchain, outcomes).compare(alike)
             except CodegenError as error:
                 outcomes.refused.update(
                     (arch, f"{shape.name} is not built: {without_places(str(error))}") for arch in alike
                 )
         return outcomes
+
+
+def _instructions(shape: Shape) -> float:
+    """Predicted instructions of the shape's first layer, which is one of its longest."""
+    nonzeros = shape.weights(0).nonzeros_per_output
+    return float(stream_instructions(shape.spec, shape.tiling, nonzeros).sum())
 
 
 @dataclass(frozen=True)
@@ -129,11 +152,9 @@ class _Layers:
     toolchain: Toolchain
     outcomes: Outcomes
 
-    def compare(self, archs: Sequence[str], end: float) -> None:
+    def compare(self, archs: Sequence[str]) -> None:
         assemblers = {arch: self._assembler(arch) for arch in archs}
         for variant in range(self.shape.number % STEP, LAYERS_PER_SHAPE, STEP):
-            if time.time() > end:
-                return
             weights = self.shape.weights(variant)
             parts = choose_parts(self.shape.spec, self.shape.tiling, weights.nonzeros_per_output)
             kernels = [rewrite(self.template, weights, part) for part in parts]
@@ -158,7 +179,8 @@ class _Layers:
 
     def _is_turn(self, arch: str, variant: int) -> bool:
         family = next(each for each in FAMILIES if arch in each)
-        return family[(self.shape.number + variant) // STEP % len(family)] == arch
+        turn, rest = divmod((self.shape.number + variant) // STEP, PTXAS_EVERY)
+        return not rest and family[turn % len(family)] == arch
 
     def _compare(
         self, arch: str, assembler: str, variant: int, run: Callable[[], NDArray[Any]], expected: NDArray[Any]
@@ -196,36 +218,55 @@ class _Layers:
         return output
 
 
-def compare(tasks: Iterable[Task], processes: int) -> Outcomes:
-    """The outcomes of all tasks, which several processes compare; prints how it goes."""
-    outcomes, rest, told = Outcomes(), iter(tasks), time.monotonic()
+def compare(tasks: Iterable[Task], processes: int, outcomes: Outcomes, results: TextIO | None) -> None:
+    """Adds the outcomes of all tasks, which several processes compare; prints how it goes."""
+    rest, told, running = iter(tasks), time.monotonic(), dict[Future[Outcomes], Task]()
     with ProcessPoolExecutor(processes) as pool:
-        waiting = {pool.submit(Task.outcomes, task) for task in islice(rest, processes + AHEAD)}
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                outcomes.add(future.result())
-                waiting |= {pool.submit(Task.outcomes, task) for task in islice(rest, 1)}
+        while True:
+            running |= {pool.submit(task.outcomes): task for task in islice(rest, processes - len(running))}
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                found, task = future.result(), running.pop(future)
+                outcomes.add(found)
+                if results is not None:
+                    print(json.dumps({task.name: found.lists()}), file=results, flush=True)
             if time.monotonic() > told + SECONDS_BETWEEN_LINES:
                 told = time.monotonic()
                 print(f"{outcomes.equal.total()} equal, {len(outcomes.different)} different", flush=True)
-    return outcomes
+
+
+def compared(results: Path) -> dict[str, Outcomes]:
+    """The outcomes in a file that `compare` wrote, by the name of the task."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    return {name: Outcomes.of(lists) for line in lines for name, lists in json.loads(line).items()}
 
 
 def main() -> int:
     """Compares until the layers are done or the time is up: 1 if one of them is different."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential.emulated_corpus", description=__doc__)
     parser.add_argument("--layers", type=int, default=5000, help="layers of each architecture")
+    parser.add_argument(
+        "--instructions", type=int, default=DIRECT_INSTRUCTIONS, help="most predicted instructions of a layer"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first shape")
-    parser.add_argument("--seconds", type=float, default=3600, help="no layer begins after this time")
+    parser.add_argument("--seconds", type=float, default=3600, help="no shape begins after this time")
+    parser.add_argument("--results", type=Path, help="file to add outcomes to; shapes in it are not compared again")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--arch", default="all", help="as sm_80,sm_90")
     options = parser.parse_args()
     archs = SUPPORTED_ARCHS if options.arch == "all" else tuple(options.arch.split(","))
     toolchain, end = find_toolchain(), time.time() + options.seconds
+    known = compared(options.results) if options.results else {}
     shapes = islice(shape_numbers(get_args(DataType), options.first), options.layers * STEP // LAYERS_PER_SHAPE)
-    in_time = takewhile(lambda _: time.time() < end, shapes)
-    outcomes = compare((Task(*shape, archs, toolchain, end) for shape in in_time), options.processes)
+    tasks = (
+        Task(*shape, archs, toolchain, options.instructions) for shape in takewhile(lambda _: time.time() < end, shapes)
+    )
+    outcomes = Outcomes()
+    for each in known.values():
+        outcomes.add(each)
+    with options.results.open("a") if options.results else nullcontext() as results:
+        compare((task for task in tasks if task.name not in known), options.processes, outcomes, results)
     print(outcomes)
     return 1 if outcomes.different else 0
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from pathlib import Path
 
 import pytest
 
 from codegen.sass.qualification import SUPPORTED_ARCHS
+from codegen.selection.code_size import DIRECT_INSTRUCTIONS
 from codegen.toolchain.tools import find_toolchain
 from tests.differential import emulated_corpus
 from tests.differential.drawn_layers import DrawnLayer, Recipe
-from tests.differential.emulated_corpus import Task, compare
+from tests.differential.emulated_corpus import Outcomes, Task, compare, compared
 from tests.differential.geometries import Geometry
 from tests.differential.listed_geometries import GEOMETRIES
 from tests.differential.machine_code import MachineCode
@@ -45,13 +46,23 @@ def test_another_bit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 LINEAR_CLUSTER_SHAPE = 13
 
 
-def test_the_corpus_in_the_emulator_counts_the_layers_of_each_assembler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_corpus_in_the_emulator_counts_the_layers_of_each_assembler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(emulated_corpus, "LAYERS_PER_SHAPE", 8)
-    archs = "sm_89", "sm_90", "sm_120"
-    task = Task(LINEAR_CLUSTER_SHAPE, "float32", archs, find_toolchain(), math.inf)
-    outcomes = compare([task], 1)
+    monkeypatch.setattr(emulated_corpus, "PTXAS_EVERY", 2)
+    archs, outcomes = ("sm_89", "sm_90", "sm_120"), Outcomes()
+    task = Task(LINEAR_CLUSTER_SHAPE, "float32", archs, find_toolchain(), DIRECT_INSTRUCTIONS)
+    with (tmp_path / "results").open("a") as results:
+        compare([task], 1, outcomes, results)
     assert {arch: outcomes.equal[arch, "direct"] for arch in archs} == dict.fromkeys(archs, 4)
-    assert {arch: outcomes.equal[arch, "ptxas"] for arch in archs} == {"sm_89": 2, "sm_90": 4, "sm_120": 2}
+    assert {arch: outcomes.equal[arch, "ptxas"] for arch in archs} == {"sm_89": 1, "sm_90": 2, "sm_120": 1}
     assert not outcomes.different
+    assert compared(tmp_path / "results") == {task.name: outcomes}
     monkeypatch.setattr(emulated_corpus.sass, "run", lambda *_: None)
-    assert task.outcomes().different.total() == 20
+    assert task.outcomes().different.total() == 16
+
+
+def test_the_corpus_in_the_emulator_leaves_out_longer_shapes() -> None:
+    task = Task(LINEAR_CLUSTER_SHAPE, "float32", SUPPORTED_ARCHS, find_toolchain(), 10)
+    assert task.outcomes() == Outcomes()
