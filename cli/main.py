@@ -188,7 +188,7 @@ def _output_lost(error: OSError) -> int:
 
 def _print_usage_error(error: typer.TyperException) -> None:
     """Print Typer's error; it has no message where Typer printed the help for a command without arguments."""
-    if message := error.format_message():
+    if message := error.format_message().replace("Value error, ", ""):  # a prefix of pydantic's, which says nothing
         context: typer.Context | None = getattr(error, "ctx", None)
         where = context.command_path if context else "farm"
         listed = "commands" if context and hasattr(context.command, "commands") else "options"

@@ -61,9 +61,9 @@ def verify(
 ) -> int:
     """Check every layer's kernel against a float64 reference.
 
-    Runs the cubins in an emulator, which knows sm_90, and the PTX of other cubins; with --gpu all run on a GPU, of the
-    Ray cluster if one is configured. % OF TOLERANCE is the largest error as a share of the tolerance, which follows
-    from the number of terms and the data type; up to 100 % passes.
+    Runs the cubins in an emulator, and the PTX of cubins that it does not know; with --gpu all run on a GPU, of the Ray
+    cluster if one is configured. % OF TOLERANCE is the largest error as a share of the tolerance, which follows from
+    the number of terms and the data type; up to 100 % passes.
 
     With --network every tensor that the ONNX model has too is compared with onnxruntime (extra `reference`). The
     tolerance is a share of the tensor's largest element: 1e-4 in float32, 0.02 in float16, 0.1 in bfloat16. In the

@@ -74,7 +74,7 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
         ("status --state done", 2, "PENDING, RUNNING, SUCCEEDED"),
         ("compile", 2, "MODEL"),
         ("compile net.onnx", 2, "Missing option '--arch'"),
-        ("compile net.onnx --arch sm_90 --template fancy", 2, "'fancy' is not one of 'rolled', 'full'"),
+        ("compile net.onnx --arch sm_90 --template fancy", 2, "'--template': 'fancy' is not one of 'rolled', 'full'"),
         ("compile net.onnx --arch sm_90 --assembler fast", 2, "'auto', 'ptxas', 'direct', 'patch'"),
         ("compile net.onnx --arch sm_90 --max-code-size 0", 2, "--max-code-size 0: expected a size"),
         (
