@@ -76,7 +76,7 @@ class Lowered(Generic[Spec]):
     _input_tiles: dict[tuple[object, ...], InputTile] = field(default_factory=dict, repr=False, compare=False)
     """Input tiles of earlier tilings: hundreds of candidates share the same input."""
     _streams: dict[tuple[int, int, int, bool, int], Streams] = field(default_factory=dict, repr=False, compare=False)
-    """Streams of earlier tilings, by what `Streams.of` reads of them."""
+    """Streams of earlier tilings, by the fields that `Streams.of` reads."""
     _workloads: dict[tuple[object, ...], Workload] = field(default_factory=dict, repr=False, compare=False)
     """Workloads of earlier tilings without clusters: they depend on neither stages nor order."""
 

@@ -32,7 +32,7 @@ class Stage:
 
     name: str
     ready: float
-    """Moment from which it waited to begin."""
+    """Time from which the stage waited to begin."""
     began: float
     ended: float
     attributes: Mapping[str, str]

@@ -26,8 +26,8 @@ steps may be rounded to either, and what is computed from it differs too. A step
 STEPS = 1.5
 """Most steps that a rounded element is off; between one and two, for the rounding of the step itself."""
 ROUNDINGS_OF_ONE = {"float32": 4 * 2**-23, "float16": 4 * 2**-10, "bfloat16": 4 * 2**-7}
-"""Four, which a result of a saturating operator, or of an operand as large as 1 that was clipped, may be off by
-however small it is."""
+"""Four roundings of 1: the allowed error, however small the result, of saturating operators and of clipped operands as
+large as 1."""
 
 Array = NDArray[Any]
 

@@ -54,7 +54,7 @@ class Schedule:
         self._windows: dict[Window, State] = {}
         self._controls: dict[int, Instruction] = {}
         self._threads = threads
-        # Warps meet by the number of those that wait, each in its own code; a block with a part of a warp waits whole.
+        # A barrier counts warps, each in its own code; a block with a partial warp waits at one barrier.
         self._together = threads if threads % WARP_LANES else WARP_LANES
         self._place = place
         self._entry = entry

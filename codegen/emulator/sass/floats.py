@@ -111,7 +111,7 @@ def _halves(value: Lanes | Any, parts: int, negated: bool, absolute: bool) -> La
 
 
 def _low_halves(state: State, word: Instruction) -> Lanes:
-    """The second of two packed operands."""
+    """Second operand of a packed float16 instruction, as halves."""
     parts = 0 if word.form.low == "immediate" else word.field(60, 2)
     return _halves(word.b(state), parts, *word.b_sign())
 

@@ -97,7 +97,7 @@ class DirectAssembler:
     def of(template: Template, skeleton: bytes, arch: str, known: Iterable[DirectAssembler] = ()) -> DirectAssembler:
         """Reads a skeleton. Raises MachineCodeError if it is not that of the template.
 
-        An assembler that is `known` already shares its frame, if it assembles the same code for another architecture.
+        Shares the frame of a `known` assembler that writes the same code for another architecture.
         """
         architecture, file = architecture_named(arch), CubinFile.read(skeleton)
         for each in known:
@@ -124,7 +124,7 @@ class DirectAssembler:
         return self.cubin(self.code(weights, part), began)
 
     def cubin(self, code: LinkedCode, began: float) -> Cubin:
-        """The cubin of code of this frame's body, which was begun at a time of the performance counter."""
+        """Cubin of linked code; `began` is the start of its assembly by the performance counter."""
         skeleton = self.frame.skeleton
         data = skeleton.file.with_code(code.words, code.moved, skeleton.registers)
         return Cubin(data, self.arch, skeleton.registers, skeleton.spill_bytes, time.perf_counter() - began)

@@ -43,7 +43,7 @@ from codegen.sass.isa.opcodes import (
 
 _RESOURCE_SHIFT: Final = 32
 _RESOURCE_BITS: Final = 16
-"""A resource has fewer bits."""
+"""Most bits of a resource's number."""
 MANY: Final = 256
 """An opcode with more words than this is decoded slot by slot, rarer ones together in one table."""
 Uses = tuple[NDArray[np.int64], NDArray[np.int64]]

@@ -105,14 +105,14 @@ def _published_result(code: Program, writer: Places, resources: Places) -> Place
 
 
 def _converts(code: Program, places: Places) -> Places:
-    """The indices of those places whose word computes a float32 with HADD2."""
+    """Indices of the places whose word computes a float32 with HADD2."""
     packed = np.flatnonzero(code.used.named("HADD2", places=places))
     found: Places = packed[_TO_FLOAT.get(code.words[places[packed]]) == 1]
     return found
 
 
 def _lower_results(code: Program, writer: Places, resources: Places) -> Places:
-    """The indices of those words and registers where the register is the lower half of a wide product."""
+    """Indices of the words whose register is the lower half of a wide product."""
     wide = np.flatnonzero(code.used.named("IMAD.WIDE", places=writer))
     found: Places = wide[DESTINATION.get(code.words[writer[wide]]) == resources[wide]]
     return found

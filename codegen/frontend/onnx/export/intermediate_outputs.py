@@ -118,7 +118,7 @@ def _roundings_of_one(nodes: Sequence[NodeProto], largest: Callable[[str], float
         given = [errors.get(name, 0.0) for name in node.input]
         if node.op_type in SATURATING:
             error = 1.0
-        elif node.op_type == "Clip":  # of what may be far larger than its bounds, and rounded as such
+        elif node.op_type == "Clip":  # what is clipped may be far larger than the bounds, and so may its rounding
             error = max(given[0], largest(node.input[0]))
         elif node.op_type in SELECTING:
             error = max(given, default=0.0)
