@@ -38,7 +38,14 @@ from farm.jobs.model import (
     batches_of,
     trace_id,
 )
-from farm.jobs.submission import Submission, empty_layers_warning, fixed_images_warning, new_id, new_job
+from farm.jobs.submission import (
+    Submission,
+    empty_layers_warning,
+    fixed_images_warning,
+    joined_notes,
+    new_id,
+    new_job,
+)
 from farm.ledger import CoordinatorState, Ledger, Statistics, Which, open_ledger
 from farm.maintenance.gc import Limits, Sweep, collect_garbage
 from farm.maintenance.inventory import Inventory, Tell, open_inventory, tell_nobody
@@ -139,16 +146,16 @@ class Farm:
         """
         from farm.runtime.planner import refusal_of
 
-        notes: list[str] = []
+        notes: list[tuple[str, str]] = []
         asked = set()
 
         def note(checkpoint: Checkpoint, job: NewJob) -> None:
             fixed = fixed_images_warning(checkpoint, options.batches)
-            notes.extend(f"{checkpoint.path}: {note}" for note in (*checkpoint.notes, fixed) if note)
+            notes.extend((checkpoint.path, note) for note in (*checkpoint.notes, fixed) if note)
             compiled = frozenset(build.layer for build in job.builds)
             network = (compiled, *((layer.name, layer.spec) for layer in checkpoint.layers))
             if network not in asked and (refusal := refusal_of(checkpoint, compiled)):  # those of a sweep are alike
-                notes.append(f"{checkpoint.path}: {refusal}")
+                notes.append((checkpoint.path, refusal))
             asked.add(network)
 
         with BackgroundPuts(self._store) as writer:
@@ -156,7 +163,7 @@ class Farm:
         submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         empty = empty_layers_warning(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
-        warnings = dict.fromkeys(filter(None, (*notes, empty, *coverages)))
+        warnings = dict.fromkeys(filter(None, (*joined_notes(notes), empty, *coverages)))
         return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
 
     def compile(

@@ -55,7 +55,7 @@ def plan(request: BuildRequest, price: PriceText = None, as_json: AsJson = False
     """
     from farm.api import Farm
     from farm.config.settings import load_settings
-    from farm.jobs.submission import empty_layers_warning, fixed_images_warning
+    from farm.jobs.submission import empty_layers_warning, fixed_images_warning, joined_notes
     from farm.runtime.planner import refusal_of
 
     settings = load_settings(overrides={"price": price})
@@ -66,11 +66,13 @@ def plan(request: BuildRequest, price: PriceText = None, as_json: AsJson = False
         found = farm.forecast(checkpoints, request.options)
     if warning := empty_layers_warning(build for model in found.models for build in model.job.builds):
         print_warning(warning)
+    notes: list[tuple[str, str]] = []
     for checkpoint, model in zip(checkpoints, found.models, strict=True):
         refusal = refusal_of(checkpoint, {build.layer for build in model.job.builds})
         fixed = fixed_images_warning(checkpoint, request.options.batches)
-        for note in filter(None, (*checkpoint.notes, fixed, refusal)):
-            print_warning(f"{checkpoint.path}: {note}")
+        notes.extend((checkpoint.path, note) for note in filter(None, (*checkpoint.notes, fixed, refusal)))
+    for warning in joined_notes(notes):
+        print_warning(warning)
     if as_json:
         total = _total_json(found, settings.price)
         print_json({"models": [_model_json(model) for model in found.models], "total": total})

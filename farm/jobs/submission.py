@@ -29,7 +29,7 @@ from farm.tuning.pools import pooled_where_faster
 IsDirect = Callable[[LayerSpec, Tiling, str], bool]
 """Whether a layer is assembled directly for an architecture."""
 NAMED = 4
-"""Layers named in a warning."""
+"""Layers or files named in a warning."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +245,14 @@ def fixed_images_warning(checkpoint: Checkpoint, batches: Sequence[int]) -> str:
     )
 
 
-def _first(layers: Sequence[str]) -> str:
-    more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
-    return ", ".join(layers[:NAMED]) + more
+def joined_notes(notes: Iterable[tuple[str, str]]) -> list[str]:
+    """Each note on files once, after the first files that it is about; `notes` are pairs of file and note."""
+    files: dict[str, list[str]] = {}
+    for path, note in notes:
+        files.setdefault(note, []).append(path)
+    return [f"{_first(paths)}: {note}" for note, paths in files.items()]
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -16,7 +16,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.sass.qualification import CHOICES, AssemblerChoice, unsupported_reason
 from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, NewJob
-from farm.jobs.submission import empty_layers_warning, new_job
+from farm.jobs.submission import empty_layers_warning, joined_notes, new_job
 from farm.store.background import BackgroundPuts
 from farm.store.memory import MemoryStore
 from tests.samples import SMALL, SMALLER, checkpoint, layer
@@ -128,6 +128,15 @@ def test_a_warning_names_the_layers_without_weights() -> None:
     assert not empty_layers_warning([build])
     warning = empty_layers_warning([replace(build, nonzeros=0)] * 2)
     assert warning == "1 layer has only zeros, the bias alone remains: fc1. Check the pruning."
+
+
+def test_a_note_on_many_files_is_one_warning_with_their_number() -> None:
+    files = [f"net{i}.onnx" for i in range(6)]
+    notes = [*((file, "its inputs fix the batch") for file in files), ("net1.onnx", "another note")]
+    assert joined_notes(notes) == [
+        "net0.onnx, net1.onnx, net2.onnx, net3.onnx and 2 more: its inputs fix the batch",
+        "net1.onnx: another note",
+    ]
 
 
 def test_the_path_of_a_model_is_kept_absolute() -> None:
