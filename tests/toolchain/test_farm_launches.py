@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from codegen.ir.launch import GridSize, Launch
@@ -23,6 +21,7 @@ from farm.jobs.model import Job, Status
 from farm.store import open_store
 from farm.store.contract import Record
 from farm.worker.cache_lookup import CUBIN_STAGE
+from tests.toolchain.idle_device import IdleDevice
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
 
@@ -105,41 +104,15 @@ def test_the_emulator_does_not_guess_what_the_blocks_of_another_program_compute(
     assert all("divided this layer into other blocks" in each.verification.message for each in farm.verify(compiled.id))
 
 
-class NotedLaunches:
-    """A GPU that runs nothing and notes what it is given."""
-
-    name, arch = "noted", "sm_90"
-
-    def __init__(self) -> None:
-        self.launches: list[Launch] = []
-
-    def __enter__(self) -> NotedLaunches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def run_layer(
-        self,
-        kernels: Sequence[tuple[bytes, Launch]],
-        x: Any,
-        output_shape: tuple[int, ...],
-        _residual: object,
-        _gate: object,
-    ) -> Any:
-        self.launches += [launch for _, launch in kernels]
-        return np.zeros((len(x), *output_shape), dtype=np.float32)
-
-
 def test_a_gpu_is_given_a_cubins_own_launch(
     farm: Farm, compiled: Job, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [result.launch for result in farm.inspect(compiled.id).results if result.arch == "sm_90"]
     request.getfixturevalue("newer_program")
-    device = NotedLaunches()
+    device = IdleDevice()
     monkeypatch.setattr("farm.verify.layers.Device", lambda: device)
     list(farm.verify(compiled.id, gpu=True))
-    assert device.launches == before
+    assert [launch for kernels in device.ran for _, launch in kernels] == before
 
 
 def test_tuner_and_bench_launch_what_the_store_has_as_it_was_built(

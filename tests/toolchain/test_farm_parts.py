@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from codegen.ir.checkpoint import FloatArray, Weights
-from codegen.ir.launch import Launch
+from codegen.ir.checkpoint import Weights
 from codegen.ir.tiling import Part
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.ptx.template import Template
@@ -21,6 +18,7 @@ from farm.api import Farm
 from farm.errors import BlobLostError
 from farm.jobs.model import Status
 from tests.samples import cut_in_two
+from tests.toolchain.idle_device import IdleDevice
 from tests.toolchain.tools import NET, OPTIONS, Tools
 
 
@@ -85,33 +83,6 @@ def test_a_layer_in_parts_is_verified_as_one_and_each_part_must_be_the_one_assem
     farm._ledger.record_results([replace(result, ptx="00" * 32) for result in second])
     found = [(each.layer, "run farm compile again" in each.verification.message) for each in farm.verify(job.id)]
     assert found == [("conv1", True), ("conv1", True), ("conv2", False), ("conv2", False)]
-
-
-class IdleDevice:
-    """Stands where a GPU would: it notes what it is asked to run, and writes nothing."""
-
-    name, arch = "idle", "sm_90"
-
-    def __init__(self) -> None:
-        self.ran: list[list[tuple[bytes, Launch]]] = []
-
-    def __enter__(self) -> IdleDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def run_layer(
-        self,
-        kernels: Sequence[tuple[bytes, Launch]],
-        x: FloatArray,
-        output_shape: tuple[int, ...],
-        residual: object,
-        gate: object,
-    ) -> FloatArray:
-        assert residual is gate is None
-        self.ran.append(list(kernels))
-        return np.full((len(x), *output_shape), -1, dtype=np.int32).view(np.float32)
 
 
 def test_on_a_gpu_all_parts_of_a_layer_are_launched_and_what_none_wrote_is_wrong(

@@ -131,8 +131,8 @@ def test_a_reshape_before_no_fused_node_is_not_fused(name: str, tmp_path: Path) 
     assert (layer.output, layer.folded, layer.residual, layer.spec.epilogue) == ("c", (), "", ())
 
 
-@pytest.mark.parametrize("sizes", [("M", 7, 4), (5, 7, 4), (None, 7, 4), ("N", 4, 7), ("N", 7, 4, 1)])
-def test_a_residual_behind_a_reshape_has_as_many_elements(sizes: Shape, tmp_path: Path) -> None:
+def product_with_residual(sizes: Shape) -> onnx.ModelProto:
+    """A product of rows, seen as a matrix and as rows again, to which an input of these sizes is added."""
     nodes = [
         node("MatMul", "x w", "c", "fc"),
         node("Reshape", "c s", "d"),
@@ -140,19 +140,15 @@ def test_a_residual_behind_a_reshape_has_as_many_elements(sizes: Shape, tmp_path
         node("Add", "e r", "y"),
     ]
     tensors = constants(w=values(3, 4), s=shape(-1, 4), t=shape(-1, 7, 4))
-    proto = model(nodes, tensors, inputs=[info("x", ("N", 7, 3)), info("r", sizes)])
-    assert layer_of(tmp_path, proto).output == "c"
+    return model(nodes, tensors, inputs=[info("x", ("N", 7, 3)), info("r", sizes)])
+
+
+@pytest.mark.parametrize("sizes", [("M", 7, 4), (5, 7, 4), (None, 7, 4), ("N", 4, 7), ("N", 7, 4, 1)])
+def test_a_residual_behind_a_reshape_has_as_many_elements(sizes: Shape, tmp_path: Path) -> None:
+    assert layer_of(tmp_path, product_with_residual(sizes)).output == "c"
 
 
 def test_the_rows_of_a_product_are_kept_behind_a_reshape(tmp_path: Path) -> None:
-    inputs = [info("x", ("N", 7, 3)), info("r", ("N", 7, 4))]
-    nodes = [
-        node("MatMul", "x w", "c", "fc"),
-        node("Reshape", "c s", "d"),
-        node("Reshape", "d t", "e"),
-        node("Add", "e r", "y"),
-    ]
-    tensors = constants(w=values(3, 4), s=shape(-1, 4), t=shape(-1, 7, 4))
-    layer = layer_of(tmp_path, model(nodes, tensors, inputs=inputs))
+    layer = layer_of(tmp_path, product_with_residual(("N", 7, 4)))
     assert layer.rows == 7
     assert (layer.output, layer.residual) == ("y", "r")  # as many elements, so N images again
