@@ -335,7 +335,7 @@ HALVES_OF = """.version 8.8
 .target sm_75
 .address_size 64
 .visible .entry halves(.param .u64 given, .param .u64 made, .param .u32 third) {
-    .reg .b64 %given, %made, %own; .reg .b32 %v, %w, %u, %x; .reg .b16 %l, %h, %m, %n, %k;
+    .reg .b64 %given, %made, %own; .reg .b32 %v, %w, %u, %x; .reg .b16 %l, %h, %m, %n, %k; .reg .f32 %f;
     ld.param.u64 %given, [given]; ld.param.u64 %made, [made]; ld.param.u32 %u, [third];
     cvta.to.global.u64 %given, %given; cvta.to.global.u64 %made, %made;
     mov.u32 %x, %tid.x; mul.wide.u32 %own, %x, 8; add.s64 %given, %given, %own; add.s64 %made, %made, %own;
@@ -353,6 +353,10 @@ PACKED_RESULTS = (
     ("mul.rn.f16x2 %x, %v, %w;", lambda v, w, u: v * w),
     ("add.rn.f16 %k, %l, %n; mov.b32 %x, {%k, %h};", lambda v, w, u: np.array([v[0] + w[1], v[1]])),
     ("mul.rn.f16 %k, %h, %m; mov.b32 %x, {%k, %h};", lambda v, w, u: np.array([v[1] * w[0], v[1]])),
+    (
+        "mov.f32 %f, 0f3F8CCCCD; cvt.rn.f16.f32 %k, %f; mov.b32 %x, {%k, %h};",
+        lambda v, w, u: np.array([np.float16(1.1), v[1]]),
+    ),
 )
 
 

@@ -32,6 +32,8 @@ _FLOAT_COMPARISONS: Final = {
 }
 _HALF_PARTS: Final = {0: (0, 1), 2: (0, 0), 3: (1, 1)}
 """The halves of a register that a packed operand takes, by its two bits."""
+_FLOAT_PARTS: Final = 1
+"""Those bits of an operand that is a float32."""
 
 
 def _float(value: Lanes | Any, sign: tuple[bool, bool]) -> Lanes | Any:
@@ -125,6 +127,9 @@ def _add_halves(state: State, word: Instruction, mask: Mask) -> None:
     if word.field(78):
         _half_to_float(state, word, mask)
         return
+    if word.form.low != "immediate" and word.field(60, 2) == _FLOAT_PARTS:
+        _float_to_halves(state, word, mask)
+        return
     a = _halves(word.a(state), word.field(74, 2), *word.a_sign())
     _put_halves(state, word, np.add(a, _low_halves(state, word)), mask)
 
@@ -139,6 +144,14 @@ def _half_to_float(state: State, word: Instruction, mask: Mask) -> None:
     else:
         raise UnsupportedError("HADD2.F32 other than a conversion")
     state.put(word, half[:, 0].astype(np.float32), mask)
+
+
+def _float_to_halves(state: State, word: Instruction, mask: Mask) -> None:
+    """HADD2 x, -RZ, y.F32: rounds a float32 to both halves."""
+    if word.field(24, 8) != ZERO_REGISTER or not word.a_sign()[0]:
+        raise UnsupportedError("HADD2 of a float32 other than a conversion")
+    half = _float(word.b(state), word.b_sign()).astype(np.float16)
+    _put_halves(state, word, np.reshape(half, (-1, 1)), mask)
 
 
 def _to_half(state: State, word: Instruction, mask: Mask) -> None:
