@@ -166,7 +166,9 @@ def arrays_in_order(inputs: Sequence[Port | Tensor], given: Arrays) -> Sequence[
         return given
     names = [each.name for each in inputs]
     if {*names} != given.keys():
-        raise UsageError(f"arrays named {', '.join(given)}: the network's inputs are {', '.join(names)}")
+        raise UsageError(
+            f"arrays named {', '.join(given)}: expected {', '.join(names)}. Name them so with numpy.savez."
+        )
     return [given[name] for name in names]
 
 

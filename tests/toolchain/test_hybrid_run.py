@@ -75,7 +75,7 @@ def test_operators_that_the_runtime_lacks_run_in_onnxruntime(
     np.testing.assert_array_equal(made["z"], z)
     np.savez(tmp_path / "given.npz", x=given["x"], other=given["ids"])
     assert run(["run", str(tmp_path / "net.farm"), *arguments]) == 2
-    assert "arrays named x, other: the network's inputs are x, ids" in capsys.readouterr().err
+    assert "arrays named x, other: expected x, ids. Name" in capsys.readouterr().err
 
 
 def test_what_the_runtime_lacks_is_said_before_the_bundle_is_fetched(
