@@ -60,6 +60,9 @@ _CONVOLUTIONS = {
     "patches in the full form": Case(
         Conv2d(2, 8, 12, 5, 4, 4, stride=(4, 4)), Tiling("conv2d", 3, 2, 1, 3, 2, 2, form="full"), batch=2
     ),
+    "tiles of one position, a kernel of one column": Case(
+        Conv2d(2, 4, 5, 3, 3, 1, padding=(1, 0, 1, 1)), Tiling("conv2d", 1, 1, 1, 3, 1, 2)
+    ),
     "a stride larger than the kernel": Case(
         Conv2d(3, 13, 13, 4, 2, 1, stride=(3, 4)), Tiling("conv2d", 4, 4, 2, 4, 3, 2)
     ),

@@ -69,13 +69,15 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
         const int in_y = 0, in_x = (tile_row * STRIDE_Y - PAD_TOP) * WIDTH - MARGIN + x;
 #else
         const int in_y = tile_row * STRIDE_Y - PAD_TOP + y * STEP_Y;
-        const int in_x = tile_column * STRIDE_X - PAD_LEFT - MARGIN + x * STEP_X;
+        int in_x = tile_column * STRIDE_X - PAD_LEFT - MARGIN + x * STEP_X;
 #endif
         int row_inside = (unsigned)in_y < HEIGHT;
-#if !WHOLE_ROWS && CHANNEL_UNITS == ROW_UNITS
-        // The end for the whole block: each pointer gets a value of its own, or the compiler makes the shared part a
+        // Equal for the whole block: each pointer gets a value of its own, or the compiler makes the shared part a
         // branch.
+#if !WHOLE_ROWS && CHANNEL_UNITS == ROW_UNITS
         asm volatile("" : "+r"(row_inside));
+#elif !WHOLE_ROWS && ROW_UNITS == 1 && POINTERS > 1
+        asm volatile("" : "+r"(in_x));
 #endif
         const bool in_rows = row_inside && (IMAGES == 1 || first_image + i < images);
         copies.present[j] = in_rows && (unsigned)in_x < ROW_LENGTH;
