@@ -174,7 +174,7 @@ def check_model(model: Path, detail: JobDetail, network: SegmentedNetwork, value
     if not model.is_file():
         raise UsageError(f"{model} is not there any more: say with --model where the job's ONNX file is")
     shapes = {each.name: tuple(size for size in each.shape if isinstance(size, int)) for each in network.inputs}
-    fixed = {each.name: shapes[each.name] for each in network.inputs if len(shapes[each.name]) == len(each.shape)}
+    fixed = {each.name: shapes[each.name] for each in network.inputs if len(shapes[each.name]) == len(each.shape) > 0}
     read = {layer.name: layer.weights.digest for layer in read_checkpoint(model, fixed, values).layers}
     for build in detail.builds:
         if read.get(build.layer, build.weights) != build.weights:

@@ -133,14 +133,15 @@ def test_a_network_with_a_fixed_input_is_verified(
     assert "fix its inputs with --input-value" in capsys.readouterr().err
 
 
-def test_layers_of_a_network_with_a_fixed_input_are_compared(
-    farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("fixed", [["--input-value", "gain=2"], []], ids=["fixed", "open"])
+def test_layers_of_a_network_with_a_scalar_input_are_compared(
+    farm_of_commands: Farm, fixed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = [node("Conv", "x w", "a", "conv"), node("Neg", "a", "b"), node("Mul", "b gain", "y")]
     inputs = [info("x", (1, 3, 8, 8)), info("gain", ())]
     path = save(tmp_path, model(nodes, [tensor("w", pruned(4, 3, 1, 1, seed=1))], inputs=inputs))
-    assert run(["compile", str(path), "--arch", "sm_90", "--input-value", "gain=2", "-q"]) == 0
+    assert run(["compile", str(path), "--arch", "sm_90", *fixed, "-q"]) == 0
     capsys.readouterr()
-    assert run(["verify", "--network", "--input-value", "gain=2", "--batch", "1", "--json"]) == 0
+    assert run(["verify", "--network", *fixed, "--batch", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert {"a": "conv"}.items() <= {each["name"]: each["layer"] for each in document["tensors"]}.items()
