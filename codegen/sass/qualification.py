@@ -38,6 +38,10 @@ SUPPORTED_ARCHS = (
 )
 """Architectures that the direct assembler supports."""
 
+COPY_POINTERS, SKELETON_CHUNKS = 8, 100
+"""Most pointers of a thread's copies, or most chunks, of a skeleton that is made: with more of both, ptxas is short of
+registers in each of the attempts, which take 50 to 80 s together where the kernels take it 3 to 12 s."""
+
 
 def assembler_named(name: object) -> Assembler:
     """The assembler that a record or row names; records without a name are of ptxas."""
@@ -181,4 +185,19 @@ def unsupported_reason(spec: LayerSpec, tiling: Tiling, arch: str) -> str:
         return "weight-table kernels are left to ptxas, which builds them in milliseconds"
     if tiling.form != "rolled":
         return f"the direct assembler does not support {tiling.form} templates"
-    return ""
+    return _costly_skeleton_reason(spec, tiling)
+
+
+def _costly_skeleton_reason(spec: LayerSpec, tiling: Tiling) -> str:
+    """Why the skeleton of a rolled template would take ptxas longer than its kernels do; empty if it would not.
+
+    So it is with filters far wider than their blocks, of dilated 1-D convolutions: copies are most of the code.
+    """
+    from codegen.kernels import tiled  # imports NumPy, which settings do not need
+
+    if tiling.kernel != "conv2d":
+        return ""
+    work = tiled(spec, tiling).workload
+    if work.pointers <= COPY_POINTERS or work.chunks <= SKELETON_CHUNKS:
+        return ""
+    return f"a skeleton of {work.chunks} chunks with {work.pointers} copies each takes ptxas longer than the layer"

@@ -11,7 +11,15 @@ import pytest
 from codegen.ir.layer_spec import Conv2d, DataType
 from codegen.ir.tiling import Tiling
 from codegen.keys import ASSEMBLER_SOURCES, MACHINE_SOURCES, assembler_digest, source_files
-from codegen.sass.qualification import CHECKED, SUPPORTED_ARCHS, Assembler, AssemblerChoice, Trust, assembler_for
+from codegen.sass.qualification import (
+    CHECKED,
+    SUPPORTED_ARCHS,
+    Assembler,
+    AssemblerChoice,
+    Trust,
+    assembler_for,
+    unsupported_reason,
+)
 from codegen.source_digest import python_code
 from farm.errors import UsageError
 from farm.qualification import files
@@ -92,6 +100,17 @@ def test_no_record_qualifies_an_unsupported_architecture() -> None:
         "patch",
         f"the direct assembler supports {', '.join(SUPPORTED_ARCHS)}, not sm_88",
     )
+
+
+@pytest.mark.parametrize(
+    ("dilation", "chunk", "takes_longer"), [(64, 4, False), (512, 2, False), (1024, 1, True), (2048, 1, True)]
+)
+def test_a_skeleton_that_takes_ptxas_longer_than_its_layer_is_not_made(
+    dilation: int, chunk: int, takes_longer: bool
+) -> None:
+    spec = Conv2d(128, 1, 7500 + 2 * dilation, 128, 1, 3, dilation=(1, dilation))
+    reason = unsupported_reason(spec, Tiling("conv2d", 64, 1, 1, 64, chunk, 2), "sm_90")
+    assert ("takes ptxas longer than the layer" in reason) is takes_longer
 
 
 def test_code_is_qualified_only_at_the_compared_optimisation_level() -> None:
