@@ -1,1 +1,1 @@
-"""The emulator of sm_90 machine code."""
+"""The emulator of machine code of sm_75 to sm_121."""
