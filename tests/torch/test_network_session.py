@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch")
 
+from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Checkpoint
 from codegen.model_zoo import lenet5, write_network
@@ -19,7 +20,7 @@ from farm.bench.layers.contenders import GENERATED
 from farm.bench.layers.results import Measurement, read_results
 from farm.bench.networks import benchmark
 from farm.bench.networks.benchmark import NetworkPlan, benchmark_networks
-from farm.bench.networks.cases import NetworkCase, NetworkModel, bundles_for, sent_cases
+from farm.bench.networks.cases import NetworkCase, NetworkModel, bundles_for, input_shapes, sent_cases
 from farm.bench.networks.session import OVER, LoadedNetwork, NetworkRules, NetworkSession, layer_kernels
 from farm.bench.networks.torch_timing import Timing
 from farm.bundle.reader import Bundle
@@ -290,3 +291,9 @@ def test_models_and_bundles_travel_through_the_store(
     folder = whole_bundle(tmp_path / "folder", checkpoint, 8)
     with pytest.raises(UsageError, match=r"folder is a folder, and the GPU is of another machine: .* one file\.farm"):
         sent_cases([replace(case, model="0" * 64, bundle=folder)], store)
+
+
+@pytest.mark.parametrize(("images", "shown"), [(None, "x:N,3,1"), (2, "x:2,3,1")])
+def test_the_shape_to_give_keeps_what_the_file_fixes(images: int | None, shown: str) -> None:
+    with pytest.raises(UsageError, match=f"say --input-shape {shown}$"):
+        input_shapes([Tensor("x", "float32", (images, 3, None))], 2)

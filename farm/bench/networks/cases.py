@@ -129,7 +129,8 @@ def input_shapes(tensors: Sequence[Tensor], batch: int) -> list[tuple[int, ...]]
             raise UsageError(f"the model's input {tensor.name} is for {first} images only: say --batch {first}")
         sizes = [size for size in others if isinstance(size, int)]
         if len(sizes) < len(others):
-            shown = ",".join(["N", *(str(size) if isinstance(size, int) else "1" for size in others)])
+            rest = ["1" if not isinstance(size, int) else str(size) for size in others]
+            shown = ",".join([str(first) if isinstance(first, int) else "N", *rest])
             raise UsageError(
                 f"the model leaves the shape of {tensor.name} open: say --input-shape {tensor.name}:{shown}"
             )
