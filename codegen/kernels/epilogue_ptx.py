@@ -53,30 +53,37 @@ TANH = (-0.33333316445350647, 0.13332585990428925, -0.05385230854153633, 0.02107
 ROUNDING = 1.5 * 2.0**23
 """Added and subtracted again, it rounds a float32 below 2^22 to an integer, ties to even."""
 
+ROUNDS_TO_ZERO = 2.0**-149
+"""The least positive float32."""
+
 MISH_CONSTANT_FROM = 20.0
 """Value from which on the second factor of Mish is 1 in float32."""
 
 
+def epilogue_text(epilogue: tuple[Step, ...]) -> str:
+    """The steps on the value v, without a max pool; r and q are free, names in capitals are macros of memory.cuh."""
+    steps = [step for step in epilogue if not isinstance(step, MaxPool)]
+    texts = [step_text(step) for step in steps]
+    if steps and steps[-1] == Clip(0.0):
+        # ptxas would join a maximum with 0 and the rounding to 16 bits into an instruction that the assembler lacks.
+        texts[-1] = _clip(steps[-1], Clip(ROUNDS_TO_ZERO))
+    return " ".join(texts)
+
+
 def step_text(step: Step) -> str:
-    """One step on the value v; r and q are free, GET_RESIDUAL is a macro of memory.cuh."""
+    """One step on the value v."""
     match step:
         case AddResidual():
             return '" GET_RESIDUAL "add.rn.f32 v,v,r;'
         case LeakyRelu(slope):
             return f"setp.lt.f32 q,v,0f00000000; @q mul.rn.f32 v,v,{_constant(slope)};"
-        case Clip(low, high):
-            bounds = [("lt", low), ("gt", high)]
-            texts = [
-                f"setp.{test}.f32 q,v,{_constant(bound)}; selp.f32 v,{_constant(bound)},v,q;"
-                for test, bound in bounds
-                if bound is not None
-            ]
-            return " ".join(texts)
+        case Clip():
+            return _clip(step, step)
         case Scale(factor, shift):
             return f"fma.rn.f32 v,v,{_constant(factor)},{_constant(shift)};"
         case Quantize(scale, low, high):
             rounded = f"add.rn.f32 v,v,{_constant(ROUNDING)}; sub.rn.f32 v,v,{_constant(ROUNDING)};"
-            steps = f"mul.rn.f32 v,v,{_constant(1 / scale)}; {step_text(Clip(low, high))} {rounded}"
+            steps = f"mul.rn.f32 v,v,{_constant(1 / scale)}; {_selections(Clip(low, high))} {rounded}"
             return f"{steps} mul.rn.f32 v,v,{_constant(scale)};"
         case MaxPool():
             return ""  # of several values: max_pool.cuh has it, before the others
@@ -88,6 +95,23 @@ def added_instructions(epilogue: tuple[Step, ...]) -> int:
     """Instructions per output for the steps that are more than a comparison or an addition."""
     plain = (AddResidual, LeakyRelu, Clip)
     return sum(step_text(step).count(";") for step in epilogue if not isinstance(step, plain))
+
+
+def _clip(compared: Clip, joined: Clip) -> str:
+    """Bounds by comparison and selection, or in 16 bits by one instruction each, which makes 0.0 of -0.0."""
+    bounds = [("max", joined.low), ("min", joined.high)]
+    texts = [f"{name}.NaN.f32 v,v,{_constant(bound)};" for name, bound in bounds if bound is not None]
+    return f'" BOUNDS("{" ".join(texts)}", "{_selections(compared)}") "'
+
+
+def _selections(clip: Clip) -> str:
+    bounds = [("lt", clip.low), ("gt", clip.high)]
+    texts = [
+        f"setp.{test}.f32 q,v,{_constant(bound)}; selp.f32 v,{_constant(bound)},v,q;"
+        for test, bound in bounds
+        if bound is not None
+    ]
+    return " ".join(texts)
 
 
 def _activation(step: Activation) -> str:

@@ -14,7 +14,7 @@ from codegen.ir.checkpoint import FloatArray, Weights
 from codegen.ir.dtypes import from_float32
 from codegen.ir.layer_spec import AddResidual, LayerSpec, is_bounded, is_gated, prepares_inputs
 from codegen.ir.tiling import Tiling
-from codegen.kernels.epilogue_ptx import step_text
+from codegen.kernels.epilogue_ptx import epilogue_text
 from codegen.kernels.geometry import Geometry, phase_weights
 from codegen.kernels.input_transforms import prepared_input, with_prepared_inputs
 from codegen.kernels.lowering import AnyTiled
@@ -204,7 +204,7 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
         "CLUSTER": tiling.cluster,
     }
     lines = [f"#define {name} {value}\n" for name, value in {**common, **values}.items()]
-    return "".join(lines) + f'#define STEPS "{" ".join(map(step_text, spec.epilogue))} "\n'
+    return "".join(lines) + f'#define STEPS "{epilogue_text(spec.epilogue)} "\n'
 
 
 Address = Callable[[Tap], tuple[str, str]]

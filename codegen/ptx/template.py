@@ -316,7 +316,7 @@ class RolledForm:
             raise TemplateError("a multiply-add of a bounded or gated layer takes an unprepared input")
         positions = tiling.rows * (2 if spec.data_type == "float16" else 1)
         stores = np.bincount(self.store_numbers)
-        if not (stores == positions).all() or not np.array_equal(self.store_numbers, self.bias_numbers):
+        if not (stores == positions).all() or not np.array_equal(stores, np.bincount(self.bias_numbers)):
             raise TemplateError("an output channel is not stored once per output row, bias included")
         if (self.column_turn is not None) != tiling.listed:
             raise TemplateError("expected one farm.turn marker in a template of listed columns, and none in others")

@@ -76,14 +76,15 @@ class MultiplyAdd:
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """The addition of a packed float16 accumulator to two of float32."""
+    """The addition of a packed float16 accumulator to two of float32, or its conversion to them."""
 
     row: int
     number: int
     """Number of the accumulator in its row."""
     packed: str
     wide: tuple[str, str]
-    """Lower half, upper half. Empty names, as of `packed`, where the accumulator is not begun anew."""
+    """Lower half, upper half; empty names where the packed accumulator becomes those of its halves. `packed` is empty
+    too where the accumulator is not begun anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ _BOUND_INSTRUCTIONS = ("max.NaN.f32", "min.NaN.f32")
 _MULTIPLY_ADD = re.compile(r"fma\.rn\.f32 (%f\d+),(%f\d+|x\d+),0f([0-9A-F]{8}),(%f\d+);$")
 _PACKED_MULTIPLY_ADD = re.compile(r"mov\.b32 w,0x([0-9A-F]{8}); fma\.rn\.f16x2 (%r\d+),(%r\d+|x\d+),w,(%r\d+);$")
 _ACCUMULATION = re.compile(
-    r"\{(?:.*mov\.b32 \{l,h\},(%r\d+);.*add\.rn\.f32 (%f\d+),\2,a; add\.rn\.f32 (%f\d+),\3,b;)?"
+    r"\{(?:.*mov\.b32 \{l,h\},(%r\d+);(?:.*add\.rn\.f32 (%f\d+),\2,a; add\.rn\.f32 (%f\d+),\3,b;)?)?"
     r".*\} // farm\.accumulate (\d+) (\d+)$"
 )
 _BIAS = re.compile(r"add\.rn\.f32 (%f\d+),\1,0f([0-9A-F]{8}); // farm\.bias (\d+)$")

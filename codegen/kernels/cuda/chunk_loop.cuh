@@ -42,12 +42,19 @@
     for (int p = 0; p < ROWS; ++p)
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
-// A packed sum into the float32 sums of both outputs, from zero again. With FLOAT32_SUMS the rewriter leaves it in
-// after chunks with which a sum has as many products as it may; without, it stands at the end only.
+#if FLOAT32_SUMS
+// A packed sum into the float32 sums of both outputs, from zero again: the rewriter leaves it in after chunks with which
+// a sum has as many products as it may.
 #define ACCUMULATE(p, j)                                                                                         \
     asm volatile("{ .reg .b16 l,h; .reg .f32 a,b; mov.b32 {l,h},%2; cvt.f32.f16 a,l; cvt.f32.f16 b,h; "          \
                  "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; mov.b32 %2,0; } // farm.accumulate " #p " " #j         \
                  : "+f"(sum[2 * p][j]), "+f"(sum[2 * p + 1][j]), "+r"(packed[p][j]));
+#else
+// A packed sum as those of both outputs, at the end.
+#define ACCUMULATE(p, j)                                                                                        \
+    asm volatile("{ .reg .b16 l,h; mov.b32 {l,h},%2; cvt.f32.f16 %0,l; cvt.f32.f16 %1,h; } // farm.accumulate " \
+                 #p " " #j : "=f"(sum[2 * p][j]), "=f"(sum[2 * p + 1][j]) : "r"(packed[p][j]));
+#endif
     typedef unsigned Word;
 // The sign of the number of images, of a register that the last multiply-adds of a chunk write.
 #define NOTHING (packed[ROWS - 1][SUMS - 1] & (unsigned)images >> 31)
@@ -100,8 +107,7 @@
 #define STORE(p, j, bias, ok, image, offset)   \
     ADD_BIAS(total[2 * (p)][j], j, bias);      \
     ADD_BIAS(total[2 * (p) + 1][j], j, bias);  \
-    FINISH_WORD(total[2 * (p)][j], total[2 * (p) + 1][j], j, ok, offset); \
-    NEVER_STORE(j, 0, offset)
+    FINISH_WORD(total[2 * (p)][j], total[2 * (p) + 1][j], j, ok, offset)
 #else
 #define STORE(p, j, bias, ok, image, offset) \
     ADD_BIAS(total[p][j], j, bias);          \

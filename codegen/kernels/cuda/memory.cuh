@@ -255,6 +255,13 @@ __device__ __forceinline__ float larger(float a, float b) {
 }
 #endif
 
+// Bounds of a value in the forms of epilogue_ptx.py.
+#if DATA_TYPE != FLOAT32 && __CUDA_ARCH__ >= 800
+#define BOUNDS(joined, compared) joined
+#else
+#define BOUNDS(joined, compared) compared
+#endif
+
 // One line for the bias and one for the steps after it and the store: the rewriter drops the lines of output channels
 // that do not exist. STEPS is the text of the layer's epilogue.
 #if HAS_RESIDUAL
