@@ -28,7 +28,7 @@ from codegen.kernels.geometry import Geometry
 from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
 from codegen.kernels.max_pool import exchanged_by, pool_parameters, pooled_epilogue, stores_of, with_windows
 from codegen.kernels.register_budget import carried, held, most_registers, resident_blocks, sum_registers
-from codegen.kernels.shared_input_tile import BANKS, InputTile, input_extent
+from codegen.kernels.shared_input_tile import BANKS, InputTile, input_extent, reads_beside
 from codegen.kernels.weight_stream import Store, Tap
 from codegen.kernels.workload import ASYNCHRONOUS_COPY, SHARED_BYTES, Workload, average_conflicts, exchange_instructions
 
@@ -128,7 +128,7 @@ def _address(layer: TiledConvolution) -> weight_stream.Address:
 
 
 def _parameters(layer: TiledConvolution) -> str:
-    tiling, geometry, tile, pair = layer.tiling, layer.geometry, layer.input_tile, layer.pairing
+    spec, tiling, geometry, tile, pair = layer.spec, layer.tiling, layer.geometry, layer.input_tile, layer.pairing
     edges = [(edge.row or 0, edge.column * geometry.dilation[1]) for edge in tile.edges]
     values: dict[str, int | str] = {
         "LOOPED": 0,
@@ -159,6 +159,8 @@ def _parameters(layer: TiledConvolution) -> str:
         "STAGE": tile.stage_words,
         "MARGIN": tile.margin,
         "UNIT": tile.unit,
+        "SPREAD": int(tile.spread),
+        "FILLED": int(spec.data_type == "bfloat16" or reads_beside(geometry)),
         "ROW_UNITS": tile.row_units,
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,

@@ -85,7 +85,8 @@ def sum_registers(layer: TiledConvolution) -> int:
 def held(layer: TiledConvolution) -> int:
     """Registers of a thread for its copies of a chunk, if they pass registers."""
     tile = layer.input_tile
-    per_copy = {"float32": tile.unit, "float16": 2 * -(-tile.unit // 2), "bfloat16": -(-tile.unit // 2)}
+    loaded = tile.unit if tile.spread else -(-tile.unit // 2)
+    per_copy = {"float32": tile.unit, "float16": 2 * loaded, "bfloat16": loaded}
     return tile.copies * (tile.unit if layer.pairing.whole_words else per_copy[layer.spec.data_type])
 
 

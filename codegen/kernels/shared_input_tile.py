@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from codegen.ir.layer_spec import Pair
@@ -13,6 +14,8 @@ from codegen.kernels.geometry import Geometry
 
 BANKS = 32
 """Words of shared memory that one access reaches."""
+SPREAD_STEP = 2
+"""Columns from one that is read to the next where a copy of several float16 words loads what is between too."""
 MOST_EDGES = 8
 """Most edges of a tile without rows above and below the map: those of a 3x3 filter. Each is a register per stage."""
 
@@ -60,6 +63,8 @@ class InputTile:
     """Words that one load reads of a patch; 1 where inputs are read one by one."""
     unit: int
     """Words that one copy moves."""
+    spread: bool
+    """Whether a copy of several words keeps every second element of what it loads."""
     row_units: int
     """Copies of what lies in one piece in memory too."""
     channel_units: int
@@ -125,7 +130,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
     merged = False
     rows_above = geometry.pad_top
     edges: tuple[Edge, ...] = ()
-    gap, vector = 0, 1
+    gap, vector, spread = 0, 1, False
     if whole_rows:
         row_words = geometry.width
         merged = even and one_row and geometry.pad_top == 0 and height == geometry.height
@@ -149,6 +154,9 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         one_tile = tiling.tile_width >= geometry.positions_width and pair.columns == 1
         across = 0 if one_tile else geometry.step_of(tiling.tile_width) * geometry.stride[1]
         unit = _unit(geometry.width, across) if geometry.step[1] == 1 else 1
+        if pair.halves > 1 and geometry.step[1] == SPREAD_STEP and geometry.pad_left == 0:
+            unit = _unit(geometry.width, across, SPREAD_STEP)
+            spread = unit > 1
         margin = -geometry.pad_left % unit
         if geometry.has_patches_apart:
             # With an odd number of loads from a patch to the next, no two lanes meet in a bank.
@@ -187,6 +195,7 @@ def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pai
         patch_gap=gap,
         vector=vector,
         unit=unit,
+        spread=spread,
         row_units=channel_units if whole_rows else row_units,
         channel_units=channel_units,
         image_units=image_units,
@@ -216,9 +225,17 @@ def _passes(tiling: Tiling, images: int, words: int, unit: int, block_threads: i
     return min((n for n in divisors if n * words % unit == 0), key=cost)
 
 
-def _unit(length: int, step: int) -> int:
-    """The longest copy that begins at multiples of its size: in memory rows are `length` long, tiles `step` apart."""
-    return next(unit for unit in (4, 2, 1) if length % unit == step % unit == 0)
+def _unit(length: int, step: int, elements: int = 1) -> int:
+    """The longest copy that begins at multiples of its size: in memory rows are `length` long, tiles `step` apart, and
+    what it keeps `elements`.
+    """
+    return next(unit for unit in (4, 2, 1) if length % (unit * elements) == step % (unit * elements) == 0 or unit == 1)
+
+
+def reads_beside(geometry: Geometry) -> bool:
+    """Whether some position reads beside the map."""
+    filter_elements = product(range(geometry.kernel_height), range(geometry.kernel_width))
+    return any(_is_beside(geometry, r, s, rows=True) for r, s in filter_elements)
 
 
 def _around(geometry: Geometry, tiling: Tiling) -> tuple[Edge, ...]:

@@ -121,6 +121,21 @@ _IMAGE_PAIRS = {
         Tiling("conv2d", 6, 3, 2, 5, 4, 2, images=2),
         batch=3,
     ),
+    "image pairs, a 1x1 kernel with a stride, copied by fours": Case(
+        Conv2d(6, 9, 16, 10, 1, 1, stride=(2, 2), epilogue=RESIDUAL, data_type=_HALF),
+        Tiling("conv2d", 8, 3, 1, 5, 4, 2, accumulate="float16", images=2),
+        batch=3,
+    ),
+    "image pairs, a 1x1 kernel with a stride, copied by twos, the last tile not full": Case(
+        Conv2d(8, 12, 28, 10, 1, 1, stride=(2, 2), data_type=_HALF),
+        Tiling("conv2d", 6, 4, 1, 5, 8, 3, images=4),
+        batch=3,
+    ),
+    "image pairs, a column of a filter with a stride, copied by fours": Case(
+        Conv2d(4, 9, 24, 6, 3, 1, stride=(2, 2), padding=(1, 0, 1, 0), data_type=_HALF),
+        Tiling("conv2d", 12, 3, 1, 3, 4, 2, images=2),
+        batch=3,
+    ),
     "image pairs, transposed": Case(
         ConvTranspose2d(
             6, 5, 6, 5, 3, 3, stride=(2, 2), padding=PAD, output_padding=(1, 1), epilogue=RESIDUAL, data_type=_HALF
@@ -161,6 +176,10 @@ _NEIGHBOURS = {
             Conv2d(8, 16, 16, 10, 1, 1, epilogue=(Swish(),), data_type=_HALF),
             Tiling("conv2d", 48, 1, 1, 4, 4, 3, accumulate="float16"),
         ),
+        "a K group with fewer kernels, a residual": Case(
+            Conv2d(8, 8, 8, 10, 1, 1, epilogue=RESIDUAL, data_type=_HALF),
+            Tiling("conv2d", 32, 1, 1, 4, 4, 3, accumulate="float16"),
+        ),
         "words copied one by one": Case(
             Conv2d(9, 5, 14, 6, 1, 1, epilogue=(AddResidual(),), data_type=_HALF), Tiling("conv2d", 32, 1, 1, 6, 4, 2)
         ),
@@ -189,6 +208,14 @@ _HALF_VECTORS = {
     ),
     "column pairs copied by fours, one tile": Case(
         Conv2d(5, 9, 16, 7, 3, 3, padding=PAD, data_type=_HALF), Tiling("conv2d", 8, 4, 1, 4, 2, 2)
+    ),
+    "column pairs, a 1x1 kernel with a stride, copied by fours": Case(
+        Conv2d(6, 9, 24, 7, 1, 1, stride=(2, 2), epilogue=(Clip(low=0.0),), data_type=_HALF),
+        Tiling("conv2d", 4, 4, 1, 4, 2, 2, accumulate="float16"),
+    ),
+    "column pairs, a 1x1 kernel with padding and a stride, copied by twos": Case(
+        Conv2d(6, 9, 20, 7, 1, 1, stride=(2, 2), padding=(1, 0, 2, 3), data_type=_HALF),
+        Tiling("conv2d", 6, 4, 1, 4, 2, 2),
     ),
     "column pairs copied by twos": Case(
         Conv2d(6, 9, 22, 7, 3, 5, padding=(1, 2, 1, 2), data_type=_HALF), Tiling("conv2d", 6, 4, 1, 4, 3, 2)

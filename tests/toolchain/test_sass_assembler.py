@@ -25,7 +25,16 @@ from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
 from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.architectures.sm_90 import SM_90
-from codegen.sass.isa.opcodes import BAR, FFMA_IMMEDIATE, HFMA2_IMMEDIATE, HFMA2_MMA_IMMEDIATE, LDS
+from codegen.sass.isa.opcodes import (
+    BAR,
+    EXIT,
+    FFMA_IMMEDIATE,
+    HFMA2_IMMEDIATE,
+    HFMA2_MMA_IMMEDIATE,
+    LDS,
+    STG,
+    are_of_kind,
+)
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton import marker_ptx
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
@@ -58,12 +67,16 @@ HALVES = (
     "float16, transposed, added up in float16",
     "float16, linear, added up in float16",
     "float16, linear, copied in a loop, some without an upper row",
+    "image pairs, a 1x1 kernel with a stride, copied by fours",
+    "column pairs, a 1x1 kernel with padding and a stride, copied by twos",
     "float16, long sums of groups",
     "float16 GELU by tanh, a tanh, sums in float32",
     "image pairs, the last alone, whole rows",
     "image pairs, two in a block, whole maps",
     "image pairs, chunks added up together, the last alone",
     "image pairs, a 1x1 kernel in one piece",
+    "neighbouring columns, whole maps of several images, the last block with one",
+    "neighbouring columns, a K group with fewer kernels, a residual",
     "column pairs copied by fours",
     "bfloat16",
     "bfloat16 copied by fours, whole rows",
@@ -280,6 +293,28 @@ def test_a_residual_leaves_as_many_blocks_on_a_multiprocessor() -> None:
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     assert 2 * 448 * (-(-skeleton.registers // 8) * 8) <= 65536
+
+
+def test_two_float16_outputs_with_a_residual_take_fifteen_words_behind_the_last_multiply_add() -> None:
+    epilogue = (AddResidual(), Clip(0.0))
+    spec = Conv2d(32, 14, 14, 32, 1, 1, epilogue=epilogue, data_type="float16")
+    skeleton = _skeleton_of(spec, Tiling("conv2d", 98, 1, 1, 32, 16, 3, accumulate="float16", images=2))
+    behind = encoding.OPCODE.get(skeleton.words[skeleton.splices[-1] :])
+    ends = np.flatnonzero(behind == EXIT)
+    assert ends[0] <= 15 * 32 + 16
+    assert np.count_nonzero(are_of_kind(behind[ends[0] : ends[1]], STG)) == 32  # behind the end: they never run
+
+
+def test_eight_neighbouring_float16_inputs_of_a_stride_of_two_come_with_one_load() -> None:
+    spec = Conv2d(16, 16, 16, 16, 1, 1, stride=(2, 2), data_type="float16")
+    skeleton = _skeleton_of(spec, Tiling("conv2d", 8, 8, 1, 16, 8, 2, accumulate="float16", images=2))
+    # Of the second chunk's eight channels every thread copies one word each, with halves of two images.
+    assert len(skeleton.copies) == 2 * 8 // 4
+
+
+def _skeleton_of(spec: Conv2d, tiling: Tiling) -> Skeleton:
+    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    return Skeleton.read(make_skeleton(template, "sm_90", find_toolchain()).data, MarkerPtx.of(template, SM_90))
 
 
 def test_what_is_added_to_outputs_is_loaded_before_the_last_chunk_where_shared_memory_leaves_registers() -> None:

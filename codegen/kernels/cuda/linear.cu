@@ -25,6 +25,7 @@
 #endif
 #define ENABLED(channel, c) (channel < CHANNELS)
 #define GIVEN_UP_FIRST 0
+#define FILLED 1
 #define IMAGE_OUTPUTS 0
 #include "block_order.cuh"
 #include "memory.cuh"

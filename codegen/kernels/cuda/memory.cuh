@@ -159,13 +159,30 @@ struct Copies {
 #undef COPY
     }
 #else
-    // One load has as many halves as the copy has words; in `word` lie those of the first output, then those of the
-    // second.
+    // One load has the halves of all words of a copy, or with SPREAD each word's own and the one beside it; in `word` lie
+    // those of the first output, then those of the second.
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {
+#if SPREAD
+#define LOADED UNIT
+#else
 #define LOADED ((UNIT + 1) / 2)
-#if UNIT == 4
+#endif
+// Zeros beside the map. A layer that reads none has no need of them: nothing of positions beside it is stored. Without
+// them the assembler refuses more of bfloat16.
+#if FILLED
+#define FILL(word) "mov.b32 " word ",0; "
+#else
+#define FILL(word)
+#endif
+#if LOADED == 4
 #define LOAD_HALVES(ok, j, i, from)                                                                             \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; mov.b32 %0,0; mov.b32 %1,0; "                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%5,0; " FILL("%0") FILL("%1") FILL("%2") FILL("%3")             \
+                 "@p ld.global.nc.v4.b32 {%0,%1,%2,%3},[%4+%6]; }"                                              \
+                 : "=&r"(word[i]), "=&r"(word[i + 1]), "=&r"(word[i + 2]), "=&r"(word[i + 3])                   \
+                 : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
+#elif LOADED == 2
+#define LOAD_HALVES(ok, j, i, from)                                                                             \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; " FILL("%0") FILL("%1")                                   \
                  "@p ld.global.nc.v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
                  : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
 #else
@@ -175,7 +192,7 @@ struct Copies {
 #define LOAD "ld.global.nc.u16"
 #endif
 #define LOAD_HALVES(ok, j, i, from)                                                                             \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p " LOAD " %0,[%1+%3]; }"                  \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; " FILL("%0") "@p " LOAD " %0,[%1+%3]; }"                  \
                  : "=&r"(word[i]) : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
 #endif
 #if DATA_TYPE == FLOAT16
@@ -203,19 +220,24 @@ struct Copies {
 #define FIRST(i, n) 0
 #define SECOND(i, n) word[LOADED * i + n]
 #endif
+// The n-th word of a copy: a half of FIRST and one of SECOND.
+#if SPREAD
+#define HALVES(i, n) "r"(FIRST(i, n)), "r"(SECOND(i, n)), "r"(lower)
+#else
+#define HALVES(i, n) "r"(FIRST(i, (n) / 2)), "r"(SECOND(i, (n) / 2)), "r"((n) % 2 ? upper : lower)
+#endif
 #if UNIT == 4
 #define COPY(j, i, c, from, to)                                                                                       \
-    asm volatile("{ .reg .pred p; .reg .b32 a,b,c,d; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%7; "                       \
-                 "prmt.b32 b,%2,%3,%8; prmt.b32 c,%4,%5,%7; prmt.b32 d,%4,%5,%8; "                                    \
-                 "@p st.shared.v4.b32 [%0+%6],{a,b,c,d}; }"                                                           \
-                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)),            \
-                 "r"(SECOND(i, 0)), "r"(FIRST(i, 1)), "r"(SECOND(i, 1)), "n"((to) * 4), "r"(lower), "r"(upper) : "memory");
+    asm volatile("{ .reg .pred p; .reg .b32 a,b,c,d; setp.ne.b32 p,%1,0; prmt.b32 a,%3,%4,%5; "                       \
+                 "prmt.b32 b,%6,%7,%8; prmt.b32 c,%9,%10,%11; prmt.b32 d,%12,%13,%14; "                               \
+                 "@p st.shared.v4.b32 [%0+%2],{a,b,c,d}; }"                                                           \
+                 :: "r"(target[j] + stage), "r"((int)(inside[j] & ENABLED(channel, c))), "n"((to) * 4),               \
+                 HALVES(i, 0), HALVES(i, 1), HALVES(i, 2), HALVES(i, 3) : "memory");
 #elif UNIT == 2
 #define COPY(j, i, c, from, to)                                                                                       \
-    asm volatile("{ .reg .pred p; .reg .b32 a,b; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%5; prmt.b32 b,%2,%3,%6; "      \
-                 "@p st.shared.v2.b32 [%0+%4],{a,b}; }" :: "r"(target[j] + stage),                                    \
-                 "r"((int)(inside[j] & ENABLED(channel, c))), "r"(FIRST(i, 0)), "r"(SECOND(i, 0)), "n"((to) * 4),     \
-                 "r"(lower), "r"(upper) : "memory");
+    asm volatile("{ .reg .pred p; .reg .b32 a,b; setp.ne.b32 p,%1,0; prmt.b32 a,%3,%4,%5; prmt.b32 b,%6,%7,%8; "      \
+                 "@p st.shared.v2.b32 [%0+%2],{a,b}; }" :: "r"(target[j] + stage),                                    \
+                 "r"((int)(inside[j] & ENABLED(channel, c))), "n"((to) * 4), HALVES(i, 0), HALVES(i, 1) : "memory");
 #else
 #define COPY(j, i, c, from, to)                                                                                       \
     asm volatile("{ .reg .pred p; .reg .b32 a; setp.ne.b32 p,%1,0; prmt.b32 a,%2,%3,%5; @p st.shared.b32 [%0+%4],a; }" \
