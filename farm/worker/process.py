@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -15,6 +16,10 @@ from farm.errors import FarmError
 from farm.store import open_store
 from farm.worker.build import Worker
 from farm.worker.messages import Failure, Fault, Request, Result, failed
+
+_MALLOC_PARAMETERS = {-1: 256 * 2**20, -3: 32 * 2**20}
+"""glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, in bytes: memory that is kept when it is freed, and the least array
+that is mapped alone. Assembling frees megabytes thousands of times, which the kernel would clear again each time."""
 
 
 def run_worker(connection: Connection) -> None:
@@ -44,6 +49,15 @@ def _build_by(settings: Settings) -> Callable[[Request], Result]:
         return lambda request: failed(request, Failure(Fault.FARM, reason))
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, up to a limit; another C library than glibc is left alone."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter, size in _MALLOC_PARAMETERS.items():
+            mallopt(parameter, size)
+
+
 def main(descriptor: int) -> None:
     """Entry point; `descriptor` is this end of a connection to the process that started this one."""
+    keep_freed_memory()
     run_worker(Connection(descriptor))
