@@ -24,10 +24,12 @@ from cli.output.network_verdict import print_network
 from cli.output.table import Column, fitted_table, without_columns
 from codegen.errors import without_places
 from farm.errors import UsageError
+from farm.jobs.model import batches_text
 
 COLUMNS = (
     Column("LAYER", least=12),
     Column("ARCHS", least=7, cut_end=True),
+    Column("BATCH"),
     Column("ON", least=8, cut_end=True),
     Column("PARTS", "right"),
     Column("BLOCKS", "right"),
@@ -94,6 +96,7 @@ def verify(
                     "layer": layer.layer,
                     "parts": layer.parts,
                     "archs": list(layer.archs),
+                    "batches": list(layer.batches),
                     "on": layer.where,
                     "ptx_because": layer.ptx_because,
                     "blocks": verification.blocks_run,
@@ -113,7 +116,7 @@ def verify(
         for shown in (verdict_table(rows, console.width), *ptx_lines(rows), *wrong_lines(rows)):
             console.print(shown, soft_wrap=True)
         outputs = sum(row["outputs"] for row in rows)
-        layers = len({row["layer"] for row in rows})  # a layer with several tilings has several rows
+        layers = len({row["layer"] for row in rows})  # one with several tilings has several rows
         within = "the layer is within tolerance" if layers == 1 else f"all {layers} layers are within tolerance"
         verdict = f"FAIL: {wrong} of {counted(len(rows), 'check')} failed" if wrong else f"PASS: {within}"
         console.print(Text(f"{verdict}: {outputs:,} outputs compared", style="red" if wrong else "green"))
@@ -126,6 +129,7 @@ def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
         [
             row["layer"],
             ",".join(arch.removeprefix("sm_") for arch in row["archs"]),
+            batches_text(row["batches"]),
             row["on"],
             str(row["parts"]),
             f"{row['blocks']:,} of {row['blocks_total']:,}",
@@ -136,9 +140,8 @@ def verdict_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
         ]
         for row in rows
     ]
-    if any(row["parts"] > 1 for row in rows):
-        return fitted_table(COLUMNS, cells, width)
-    return fitted_table(*without_columns({"PARTS"}, COLUMNS, cells), width)
+    told = {"PARTS": any(row["parts"] > 1 for row in rows), "BATCH": any(row["batches"] for row in rows)}
+    return fitted_table(*without_columns([name for name in told if not told[name]], COLUMNS, cells), width)
 
 
 def ptx_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
@@ -152,6 +155,10 @@ def ptx_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
 
 def wrong_lines(rows: Sequence[Mapping[str, Any]]) -> list[Text]:
     """The failed checks in full, for below the table."""
-    return [
-        Text(f"{row['layer']} {','.join(row['archs'])}: {row['message']}", style="red") for row in rows if not row["ok"]
-    ]
+    return [Text(f"{_checked(row)}: {row['message']}", style="red") for row in rows if not row["ok"]]
+
+
+def _checked(row: Mapping[str, Any]) -> str:
+    """A check's name, as in `conv1 sm_80,sm_90 batch 1,8`."""
+    batches = f" batch {batches_text(row['batches'])}" if row["batches"] else ""
+    return f"{row['layer']} {','.join(row['archs'])}{batches}"

@@ -37,6 +37,8 @@ class LayerVerification:
     layer: str
     parts: int
     archs: tuple[str, ...]
+    batches: tuple[int, ...]
+    """The batch sizes that the kernels are for, if the layer has others for others; else empty."""
     where: str
     """"machine code" for cubins in the emulator, "emulator" for their PTX, or the GPU's name."""
     verification: Verification
@@ -71,11 +73,11 @@ def verify_on_cpu(
     """
     verified: dict[tuple[_Made, str, tuple[Part, ...], int | None], tuple[Verification, str]] = {}
     for build in builds:
-        archs: dict[_Made, list[str]] = {}
+        archs: dict[tuple[_Made, tuple[int, ...]], list[str]] = {}
         of_arch = _by_arch(build, results)
         for arch in sorted(of_arch, key=arch_number):
-            archs.setdefault(_made(build, arch, of_arch[arch]), []).append(arch)
-        for made, names in archs.items():
+            archs.setdefault((_made(build, arch, of_arch[arch]), build.own_batches(arch)), []).append(arch)
+        for (made, batches), names in archs.items():
             parts = build.parts_of(names[0])
             layer = (made, build.weights, parts, build.rows)
             if layer not in verified:
@@ -84,7 +86,7 @@ def verify_on_cpu(
             verification, refusal = verified[layer]
             reason = refusal or _unsupported(build, names)
             where = "emulator" if reason else "machine code"
-            yield LayerVerification(build.layer, len(parts), tuple(names), where, verification, reason)
+            yield LayerVerification(build.layer, len(parts), tuple(names), batches, where, verification, reason)
 
 
 def verify_run(
@@ -100,7 +102,7 @@ def verify_run(
     verification, refusal = _verify_kernels(store, build, parts, made, run_of)
     reason = refusal or _unsupported(build, [arch])
     where = "emulator" if reason else "machine code"
-    return LayerVerification(build.layer, len(parts), (arch,), where, verification, reason)
+    return LayerVerification(build.layer, len(parts), (arch,), build.own_batches(arch), where, verification, reason)
 
 
 def best_emulated(builds: Sequence[Build], results: Sequence[BuildResult]) -> Build:
@@ -198,7 +200,8 @@ def verify_on_gpu(
             made = _by_arch(build, results).get(arch, [])
             if made:
                 verification = _verify_cubins(store, device, build, made, batch * (build.rows or 1), seed)
-                yield LayerVerification(build.layer, len(build.parts_of(arch)), (arch,), device.name, verification)
+                parts, batches = build.parts_of(arch), build.own_batches(arch)
+                yield LayerVerification(build.layer, len(parts), (arch,), batches, device.name, verification)
 
 
 def verification_work(

@@ -107,5 +107,5 @@ def verification(
         cubins = [store.get(str(each.cubin)) or b"" for each in results if each.build == build.id]
         size = sum(map(len, cubins))
         yield LayerVerification(
-            build.layer, len(cubins), ("sm_90",), gpus_here(), Verification(size, size, 1, 0.0, 0.0)
+            build.layer, len(cubins), ("sm_90",), (), gpus_here(), Verification(size, size, 1, 0.0, 0.0)
         )

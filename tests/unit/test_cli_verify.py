@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from tests.unit.test_cli_output import shown
 NAME = "/backbone/backbone.features/backbone.features.17/conv/conv.2/Conv"
 
 
-def row(layer: str = NAME, *, parts: int = 1, message: str = "") -> dict[str, Any]:
+def row(layer: str = NAME, *, parts: int = 1, batches: Sequence[int] = (), message: str = "") -> dict[str, Any]:
     return {
         "layer": layer,
         "parts": parts,
         "archs": ["sm_80", "sm_90"],
+        "batches": list(batches),
         "on": "machine code",
         "ptx_because": "",
         "blocks": 12,
@@ -40,6 +42,16 @@ def test_only_a_long_name_is_cut(width: int) -> None:
 def test_parts_are_shown_where_a_layer_has_several() -> None:
     assert "PARTS" not in shown(verdict_table([row()], 100), 100)[0]
     assert "PARTS" in shown(verdict_table([row(), row(parts=2)], 120), 120)[0]
+
+
+def test_kernels_for_some_batch_sizes_are_told_apart() -> None:
+    rows = [row(batches=(1, 8), message="off"), row(batches=(64,))]
+    assert [line.split()[1:3] for line in shown(verdict_table(rows, 120), 120)[1:]] == [
+        ["80,90", "1,8"],
+        ["80,90", "64"],
+    ]
+    assert [line.plain for line in wrong_lines(rows)] == [f"{NAME} sm_80,sm_90 batch 1,8: off"]
+    assert "BATCH" not in shown(verdict_table([row()], 120), 120)[0]
 
 
 def test_failed_checks_are_printed_in_full_below_the_table() -> None:

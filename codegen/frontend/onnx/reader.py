@@ -214,18 +214,16 @@ def _read_graph(
 
 
 def _notes_on_attention(nodes: Sequence[Node], constants: frozenset[str]) -> list[str]:
-    products = [
+    multiplying = [
         node
         for node in nodes
         if node.operator in PRODUCTS and node.input(1) and constants.isdisjoint((*node.inputs[:2], *node.outputs))
     ]
-    count = len(products) + 2 * sum(node.operator == "Attention" for node in nodes)
+    count = len(multiplying) + 2 * sum(node.operator == "Attention" for node in nodes)
     if not count:
         return []
-    return [
-        f"{count} products of activations, as of attention, are left to PyTorch or onnxruntime and counted in no share "
-        "of multiply-adds"
-    ]
+    products = "a product of activations is" if count == 1 else f"{count} products of activations, as of attention, are"
+    return [f"{products} left to PyTorch or onnxruntime and counted in no share of multiply-adds"]
 
 
 def _notes_on_integers(layers: Sequence[Layer], nodes: Sequence[Node]) -> list[str]:
