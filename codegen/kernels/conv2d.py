@@ -160,7 +160,7 @@ def _parameters(layer: TiledConvolution) -> str:
         "MARGIN": tile.margin,
         "UNIT": tile.unit,
         "SPREAD": int(tile.spread),
-        "FILLED": int(spec.data_type == "bfloat16" or reads_beside(geometry)),
+        "FILLED": int(spec.data_type == "bfloat16" or (reads_beside(geometry) and not tile.merged)),
         "ROW_UNITS": tile.row_units,
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,

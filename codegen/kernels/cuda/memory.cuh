@@ -167,8 +167,8 @@ struct Copies {
 #else
 #define LOADED ((UNIT + 1) / 2)
 #endif
-// Zeros beside the map. A layer that reads none has no need of them: nothing of positions beside it is stored. Without
-// them the assembler refuses more of bfloat16.
+// Zeros beside the map, where a position within it reads them; what positions beside it compute is never stored.
+// bfloat16 has zeros always: without them the assembler refuses more of it.
 #if FILLED
 #define FILL(word) "mov.b32 " word ",0; "
 #else
