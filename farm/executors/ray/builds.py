@@ -22,6 +22,7 @@ from farm.store.contract import Store
 from farm.store.memory import MemoryStore
 from farm.worker.build import Worker
 from farm.worker.messages import Failure, Fault, Request, Result, failed
+from farm.worker.process import keep_freed_memory
 
 LOOK_SECONDS = 2.0
 """Interval of listing the nodes."""
@@ -30,6 +31,7 @@ LOOK_SECONDS = 2.0
 @lru_cache(maxsize=1)
 def _worker(settings: Settings) -> Worker:
     """One worker for the life of Ray's worker process, so that its parsed templates are kept."""
+    keep_freed_memory()
     return Worker.of(settings, open_store(settings), find_toolchain(settings.nvcc, settings.ptxas))
 
 
