@@ -164,7 +164,8 @@ def _parameters(layer: TiledConvolution) -> str:
         "ROW_UNITS": tile.row_units,
         "CHANNEL_UNITS": tile.channel_units,
         "IMAGE_UNITS": tile.image_units,
-        "EVEN_COPIES": int(geometry.taps == 1 and tile.is_even),
+        # In the order `place` ptxas then spills uniform registers, which the assembler does not know.
+        "EVEN_COPIES": int(geometry.taps == 1 and tile.is_even and tiling.order != "place"),
         "POINTERS": tile.pointers,
         "HELD": held(layer),
         "ADVANCE": tiling.chunk_channels * geometry.channel_step,

@@ -15,7 +15,7 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
-from codegen.ir.layer_spec import AddResidual, Clip, Conv2d
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, MaxPool
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count, tiled
 from codegen.kernels.weight_stream import slots
@@ -293,6 +293,31 @@ def test_a_residual_leaves_as_many_blocks_on_a_multiprocessor() -> None:
     template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
     skeleton = make_skeleton(template, "sm_90", find_toolchain())
     assert 2 * 448 * (-(-skeleton.registers // 8) * 8) <= 65536
+
+
+@pytest.mark.parametrize(
+    ("spec", "tiling"),
+    [
+        (
+            Conv2d(64, 14, 14, 172, 1, 1, epilogue=(AddResidual(), Clip(0.0))),
+            Tiling("conv2d", 196, 1, 1, 86, 16, 3, order="place"),
+        ),
+        (
+            Conv2d(
+                *(3, 64, 64, 64, 7, 7),
+                (2, 2),
+                (3, 3, 3, 3),
+                epilogue=(Clip(0.0), MaxPool(3, (1, 1, 1, 1))),
+                data_type="float16",
+            ),
+            Tiling("conv2d", 17, 9, 1, 64, 1, 4, accumulate="float16", images=2),
+        ),
+    ],
+    ids=["whole maps, K groups that begin side by side", "a float16 max pool"],
+)
+def test_layers_of_residual_networks_have_skeletons(spec: Conv2d, tiling: Tiling) -> None:
+    template = make_template(spec, tiling, "compute_80", find_toolchain(), LIMITS)
+    assert make_skeleton(template, "sm_90", find_toolchain()).registers <= 128
 
 
 def test_two_float16_outputs_with_a_residual_take_fifteen_words_behind_the_last_multiply_add() -> None:

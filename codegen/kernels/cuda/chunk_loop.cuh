@@ -42,9 +42,9 @@
     for (int p = 0; p < ROWS; ++p)
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) packed[p][j] = 0;
-#if FLOAT32_SUMS
+#if FLOAT32_SUMS || POOLED
 // A packed sum into the float32 sums of both outputs, from zero again: the rewriter leaves it in after chunks with which
-// a sum has as many products as it may.
+// a sum has as many products as it may. At the end too of pooled sums, which ptxas would convert once for each use.
 #define ACCUMULATE(p, j)                                                                                         \
     asm volatile("{ .reg .b16 l,h; .reg .f32 a,b; mov.b32 {l,h},%2; cvt.f32.f16 a,l; cvt.f32.f16 b,h; "          \
                  "add.rn.f32 %0,%0,a; add.rn.f32 %1,%1,b; mov.b32 %2,0; } // farm.accumulate " #p " " #j         \
