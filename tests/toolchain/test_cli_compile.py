@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -262,7 +263,9 @@ def test_an_interruption_puts_the_job_back_and_the_same_command_finishes_it(
     farm: Farm, folder: Path, number: signal.Signals
 ) -> None:
     name = f"slow-{number.name}"
-    write_network(folder / f"{name}.onnx", operator_network(SLOW_TO_BUILD, 0.5, seed=number))
+    # A shape of its own, of which the store has nothing: the job is at work for seconds.
+    shape = replace(SLOW_TO_BUILD, output_channels=64 + number)
+    write_network(folder / f"{name}.onnx", operator_network(shape, 0.5, seed=number))
     arguments = ("compile", f"{name}.onnx", "--arch", ARCHS)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "cli.main", *arguments]
