@@ -86,16 +86,17 @@ def kernel_facts(layer: AnyTiled, weights: Weights, part: Part) -> KernelFacts:
         rows, kept = 1, weights.nonzeros
     else:  # each weight has one product for each row of a thread
         rows = layer.tiling.rows
-        kept = rows * int(np.count_nonzero(_products(layer.spec, copies(layer, weights)[chosen])))
+        multiplied = copies(layer, weights)[chosen]
+        kept = rows * int(np.count_nonzero(_have_products(multiplied, bits(layer.spec, multiplied))))
     exists = streams.stored(np.ones(layer.geometry.output_channels, dtype=np.bool_))[chosen]
     channels = int(np.count_nonzero(exists[streams.adds_bias[chosen]]))
     return KernelFacts(layer.launch_of(part), kept, channels * rows * weights.kernel[0].size - kept)
 
 
-def _products(spec: LayerSpec, weights: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which weights have products, in the layer's type."""
-    found: NDArray[np.bool_] = (weights != 0) & (bits(spec, weights) != 0)
-    return found
+def _have_products(weights: NDArray[np.float32], immediates: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """True for each weight that is multiplied: neither it nor its immediate in the layer's type is zero."""
+    multiplied: NDArray[np.bool_] = (weights != 0) & (immediates != 0)
+    return multiplied
 
 
 def _table_text(form: TableForm, layer: AnyTiled, weights: Weights) -> bytes:
@@ -131,7 +132,8 @@ def _turns(
 ) -> Sequence[bytes | memoryview]:
     """[groups]: the copies of the loop."""
     groups, copies, count = weights.shape
-    values, nonzero = bits(layer.spec, weights), _products(layer.spec, weights)
+    values = bits(layer.spec, weights)
+    nonzero = _have_products(weights, values)
     keep = np.ones((groups, copies, len(form.turn)), dtype=np.bool_)
     keep[:, :, form.weight_line] = nonzero
     keep[:, :, form.load_lines] = _by_owner(np.logical_or, nonzero, form.load_of_slot, len(form.load_lines))

@@ -317,7 +317,7 @@ class Worker:
 
 
 def _kernel_of(request: CubinRequest) -> tuple[str, str, Part]:
-    """What architectures with one kernel have in common: template, weights and part."""
+    """The template, weights and part of a request, which identify its kernel for every architecture."""
     return request.template.key, request.weights, request.part
 
 

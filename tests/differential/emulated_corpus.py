@@ -55,7 +55,7 @@ FAMILIES = (
 )
 """Architectures with nearly the same instructions: of each layer, ptxas's code for one of them in turn runs too."""
 PTXAS_EVERY = 10
-"""Of every tenth layer ptxas's code runs too: it takes several times as long as direct code."""
+"""ptxas's code runs for one layer in ten, since it takes several times as long as direct code."""
 STEP = 2
 """Every second layer of a shape is compared, so that more shapes are."""
 MOST_ELEMENTS = 6_000
