@@ -19,6 +19,8 @@ from codegen.kernels.workload import BLOCK_SHARED_BYTES
 from codegen.model_zoo.pruning import random_weights
 from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
+from codegen.sass.isa.encoding import OPCODE
+from codegen.sass.isa.opcodes import LDG
 from codegen.sass.qualification import assembler_for
 from codegen.selection.choose import misfit_of, ranked_tilings
 from codegen.toolchain.tools import find_toolchain
@@ -26,6 +28,8 @@ from tests.templates import shared_cubin, shared_template
 
 SPEC = Conv2d(24, 6, 8, 13, 1, 1, epilogue=(AddResidual(),))
 TILING = Tiling("table_conv2d", 24, 1, 1, 5, 24, 1)
+ACQBULK = 0x82E
+"""What ptxas makes of `griddepcontrol.wait`."""
 DEEP = Conv2d(512, 7, 7, 2048, 1, 1)
 WIDE = Conv2d(10, 14, 14, 13, 3, 3, padding=(1, 1, 1, 1))
 
@@ -102,6 +106,20 @@ def test_a_kernel_reads_nothing_but_its_table_before_it_waits() -> None:
     reads = [line for line in before.splitlines() if re.match(r"(?:\{ .*)?(?:@\w+ )?(?:ld\.global|cp\.async)", line)]
     assert reads
     assert not [line for line in reads if reached & set(re.findall(r"%rd\d+", line))]
+
+
+@pytest.mark.parametrize("data_type", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("spec", "tiling"), [(SPEC, TILING), (WIDE, WIDE_TILING)], ids=["residual", "wide"])
+def test_ptxas_moves_no_load_of_an_input_to_before_the_wait(spec: Conv2d, tiling: Tiling, data_type: DataType) -> None:
+    """It may move `ld.global.nc`, whose data never changes while a kernel runs, to before `griddepcontrol.wait`."""
+    spec = replace(spec, data_type=data_type)
+    ptx = rewrite(shared_template(spec, tiling, "compute_90"), random_weights(spec, 0.9)).ptx
+    opcodes = OPCODE.get(CubinFile.read(shared_cubin(ptx, "sm_90", find_toolchain())).words)
+    wait = np.flatnonzero(opcodes == ACQBULK)
+    loads = np.flatnonzero(opcodes == LDG)
+    assert len(wait) == 1
+    assert np.count_nonzero(loads < wait) <= ptx.partition(b"griddepcontrol.wait;")[0].count(b"ld.global.nc")
+    assert len(loads) > np.count_nonzero(loads < wait)
 
 
 def test_its_launch_says_that_it_waits_and_others_do_not() -> None:
