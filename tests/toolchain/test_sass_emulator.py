@@ -16,9 +16,9 @@ from codegen.emulator.ptx import emulate as ptx
 from codegen.emulator.sass import emulate
 from codegen.errors import EmulationError
 from codegen.ir.checkpoint import Weights
-from codegen.ir.dtypes import from_float32
+from codegen.ir.dtypes import from_float32, to_float32
 from codegen.ir.launch import Launch
-from codegen.ir.layer_spec import Conv2d, Linear
+from codegen.ir.layer_spec import Conv2d, DataType, Linear
 from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import stream_count
 from codegen.model_zoo import random_weights
@@ -371,3 +371,21 @@ def test_packed_additions_and_products_compute_what_their_ptx_says(arch: str) ->
     third = int(u.view(np.uint32)[0])
     emulate.run(cubin, (1, 1, 1), (1, 1, 1), 0, [np.array([v, w]), made, third - (third >> 31 << 32)])
     np.testing.assert_array_equal(bits(made), bits(np.array([value(v, w, u) for _, value in PACKED_RESULTS])))
+
+
+@pytest.mark.parametrize(("pair", "data_type"), [("f16x2", "float16"), ("bf16x2", "bfloat16")])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"])
+def test_a_conversion_to_16_bits_may_apply_a_relu(arch: str, pair: str, data_type: DataType) -> None:
+    text = (
+        HALVES_OF.replace("sm_75", "sm_80")
+        + f"""
+        mov.b32 %f, %v; cvt.rn.relu.{pair}.f32 %x, 0f00000000, %f; st.global.cs.u32 [%made], %x;
+        mov.b32 %f, %w; cvt.rn.{pair}.f32 %x, 0f00000000, %f; st.global.cs.u32 [%made+4], %x; ret; }}"""
+    )
+    cubin = CubinFile.read(assemble(text.encode(), arch, find_toolchain()).data)
+    values = np.array([1.1, -1.1, 0.0, -0.0, 2.0**-149, -(2.0**-149), np.inf, -np.inf, np.nan], np.float32)
+    made = np.zeros((len(values), 4), dtype=np.uint16)
+    emulate.run(cubin, (1, 1, 1), (len(values), 1, 1), 0, [np.stack([values, values], axis=1), made, 0])
+    expected = from_float32(np.stack([np.where(values <= 0, 0, values), values], axis=1), data_type)
+    np.testing.assert_array_equal(bits(made[:-1, ::2]), bits(expected)[:-1])
+    assert np.isnan(to_float32(made[-1:, ::2].view(expected.dtype), data_type)).all()

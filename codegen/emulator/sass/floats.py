@@ -177,7 +177,7 @@ def _multiply_halves(state: State, word: Instruction, mask: Mask) -> None:
 
 def _to_halves(state: State, word: Instruction, mask: Mask) -> None:
     kind = "bf16" if word.field(76) else "f16"
-    known = conversion(["rn"], kind, "f32")
+    known = conversion(["rn", *(["relu"] if word.field(75) else [])], kind, "f32")
     if known is None:
         raise UnsupportedError("this conversion")
     upper, lower = (

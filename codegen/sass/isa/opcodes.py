@@ -330,7 +330,7 @@ _ROWS: Final = (
     Opcode(0x32, "HMUL2", "half", 1, 1, 1, understood=(_HALVES_A, _HALVES_B)),
     Opcode(0x35, "HFMA2.MMA", "matrix", 1, 1, 1, 1, understood=_HFMA2),
     Opcode(0x36, "VIADD", "integer", 1, 1, 1, understood=(_NEGATED_A, _NEGATED_B)),
-    Opcode(0x3E, "F2FP", "alu", 1, 1, 1, understood=(_SIGN_A, _SIGN_B, (76, 1)), fixed=(0xFF << 64,)),
+    Opcode(0x3E, "F2FP", "alu", 1, 1, 1, understood=(_SIGN_A, _SIGN_B, (75, 2)), fixed=(0xFF << 64,)),
     Opcode(0x46, "VIADDMNMX", "alu", 1, 1, 1, 1, reads=_INPUT, understood=((72, 1), _NEGATED_C)),
     Opcode(0x48, "VIMNMX", "alu", 1, 1, 1, writes=_TWO, reads=_INPUT, understood=((72, 1),), fixed=(0x7E << 80,)),
     Opcode(0x82, "UMOV", "uniform", 1, 0, 1, uniform=True, quick_uniform=True, understood=()),
