@@ -53,21 +53,24 @@ TANH = (-0.33333316445350647, 0.13332585990428925, -0.05385230854153633, 0.02107
 ROUNDING = 1.5 * 2.0**23
 """Added and subtracted again, it rounds a float32 below 2^22 to an integer, ties to even."""
 
-ROUNDS_TO_ZERO = 2.0**-149
-"""The least positive float32."""
-
 MISH_CONSTANT_FROM = 20.0
 """Value from which on the second factor of Mish is 1 in float32."""
 
 
 def epilogue_text(epilogue: tuple[Step, ...]) -> str:
     """The steps on the value v, without a max pool; r and q are free, names in capitals are macros of memory.cuh."""
-    steps = [step for step in epilogue if not isinstance(step, MaxPool)]
-    texts = [step_text(step) for step in steps]
-    if steps and steps[-1] == Clip(0.0):
-        # ptxas would join a maximum with 0 and the rounding to 16 bits into an instruction that the assembler lacks.
-        texts[-1] = _clip(steps[-1], Clip(ROUNDS_TO_ZERO))
+    texts = [step_text(step) for step in epilogue if not isinstance(step, MaxPool)]
+    if relu := last_relu(epilogue):
+        texts[-1] = _clip(relu, Clip(high=relu.high))
     return " ".join(texts)
+
+
+def last_relu(epilogue: tuple[Step, ...]) -> Clip | None:
+    """The last step if its low bound is zero, which from sm_80 on the conversion to 16 bits applies."""
+    match [step for step in epilogue if not isinstance(step, MaxPool)]:
+        case [*_, Clip(low=0, high=high) as last] if high is None or high >= 0:
+            return last
+    return None
 
 
 def step_text(step: Step) -> str:
@@ -97,9 +100,9 @@ def added_instructions(epilogue: tuple[Step, ...]) -> int:
     return sum(step_text(step).count(";") for step in epilogue if not isinstance(step, plain))
 
 
-def _clip(compared: Clip, joined: Clip) -> str:
+def _clip(compared: Clip, of_16_bits: Clip) -> str:
     """Bounds by comparison and selection, or in 16 bits by one instruction each, which makes 0.0 of -0.0."""
-    bounds = [("max", joined.low), ("min", joined.high)]
+    bounds = [("max", of_16_bits.low), ("min", of_16_bits.high)]
     texts = [f"{name}.NaN.f32 v,v,{_constant(bound)};" for name, bound in bounds if bound is not None]
     return f'" BOUNDS("{" ".join(texts)}", "{_selections(compared)}") "'
 

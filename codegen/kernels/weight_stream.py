@@ -14,7 +14,7 @@ from codegen.ir.checkpoint import FloatArray, Weights
 from codegen.ir.dtypes import from_float32
 from codegen.ir.layer_spec import AddResidual, LayerSpec, is_bounded, is_gated, prepares_inputs
 from codegen.ir.tiling import Tiling
-from codegen.kernels.epilogue_ptx import epilogue_text
+from codegen.kernels.epilogue_ptx import epilogue_text, last_relu
 from codegen.kernels.geometry import Geometry, phase_weights
 from codegen.kernels.input_transforms import prepared_input, with_prepared_inputs
 from codegen.kernels.lowering import AnyTiled
@@ -186,6 +186,7 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
         "FLOAT32_SUMS": int(tiling.accumulate == "float32" and tiling.cluster == 1),
         "BOUNDED": int(is_bounded(spec)),
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
+        "ENDS_IN_RELU": int(last_relu(spec.epilogue) is not None),
         "FULL": int(tiling.form == "full"),
         "CHANNELS": geometry.channels,
         "OUTPUT_CHANNELS": geometry.output_channels,

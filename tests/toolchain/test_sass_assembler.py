@@ -15,8 +15,8 @@ import pytest
 
 from codegen.errors import MachineCodeError
 from codegen.ir.checkpoint import Weights
-from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, MaxPool
-from codegen.ir.tiling import Part, Tiling
+from codegen.ir.layer_spec import AddResidual, Clip, Conv2d, DataType, MaxPool
+from codegen.ir.tiling import Accumulator, Part, Tiling
 from codegen.kernels import stream_count, tiled
 from codegen.kernels.weight_stream import slots
 from codegen.ptx.rewrite import rewrite
@@ -320,14 +320,34 @@ def test_layers_of_residual_networks_have_skeletons(spec: Conv2d, tiling: Tiling
     assert make_skeleton(template, "sm_90", find_toolchain()).registers <= 128
 
 
-def test_two_float16_outputs_with_a_residual_take_fifteen_words_behind_the_last_multiply_add() -> None:
+def test_two_float16_outputs_with_a_residual_take_thirteen_words_behind_the_last_multiply_add() -> None:
     epilogue = (AddResidual(), Clip(0.0))
     spec = Conv2d(32, 14, 14, 32, 1, 1, epilogue=epilogue, data_type="float16")
     skeleton = _skeleton_of(spec, Tiling("conv2d", 98, 1, 1, 32, 16, 3, accumulate="float16", images=2))
     behind = encoding.OPCODE.get(skeleton.words[skeleton.splices[-1] :])
     ends = np.flatnonzero(behind == EXIT)
-    assert ends[0] <= 15 * 32 + 16
+    assert ends[0] <= 13 * 32 + 16
     assert np.count_nonzero(are_of_kind(behind[ends[0] : ends[1]], STG)) == 32  # behind the end: they never run
+
+
+@pytest.mark.parametrize(
+    ("data_type", "accumulate", "upper"),
+    [
+        ("float16", "float16", None),
+        ("float16", "float32", 6.0),
+        ("bfloat16", "float32", None),
+        ("bfloat16", "float32", 6.0),
+    ],
+)
+def test_the_conversion_of_16_bit_outputs_applies_their_relu(
+    data_type: DataType, accumulate: Accumulator, upper: float | None
+) -> None:
+    spec = Conv2d(32, 14, 14, 32, 1, 1, epilogue=(Clip(0.0, upper),), data_type=data_type)
+    skeleton = _skeleton_of(spec, Tiling("conv2d", 98, 1, 1, 32, 16, 3, accumulate=accumulate))
+    conversions, bounds = (np.flatnonzero(operands(skeleton.words, SM_90).named(each)) for each in ("F2FP", "FMNMX"))
+    assert encoding.Field(75, 1).get(skeleton.words)[conversions].all()
+    assert len(conversions) >= 16
+    assert len(bounds) == (0 if upper is None else 64 if data_type == "float16" else 32)
 
 
 def test_eight_neighbouring_float16_inputs_of_a_stride_of_two_come_with_one_load() -> None:

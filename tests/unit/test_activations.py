@@ -21,6 +21,7 @@ from codegen.ir.layer_spec import (
     HardSigmoid,
     HardSwish,
     LeakyRelu,
+    MaxPool,
     Mish,
     Quantize,
     Scale,
@@ -29,7 +30,7 @@ from codegen.ir.layer_spec import (
     Swish,
     Tanh,
 )
-from codegen.kernels.epilogue_ptx import added_instructions, step_text
+from codegen.kernels.epilogue_ptx import added_instructions, last_relu, step_text
 from codegen.verification.activations import Function, function_of
 
 Floats = NDArray[np.float64]
@@ -235,3 +236,20 @@ def test_only_activations_add_instructions_to_a_store() -> None:
     assert added_instructions((Clip(0, 6), LeakyRelu(0.1), AddResidual())) == 0
     assert added_instructions((Swish(),)) == 5
     assert added_instructions((Gelu(), Clip(low=0.0), Sigmoid())) > 20
+
+
+def test_the_conversion_to_16_bits_applies_a_low_bound_of_zero_that_comes_last() -> None:
+    assert last_relu((AddResidual(), Clip(0.0))) == last_relu((Clip(0.0), MaxPool())) == Clip(0.0)
+    assert last_relu((Clip(0.0), AddResidual(), Clip(0.0, 6.0))) == Clip(0.0, 6.0)
+    others: tuple[tuple[Step, ...], ...] = (
+        (),
+        (Clip(0.0), Swish()),
+        (Clip(-1.0, 1.0),),
+        (Clip(None, 0.0),),
+        (MaxPool(),),
+    )
+    assert [last_relu(each) for each in others] == [None] * len(others)
+
+
+def test_bounds_in_reverse_order_are_not_left_to_the_conversion() -> None:
+    assert last_relu((Clip(0.0, -1.0),)) is None

@@ -9,6 +9,11 @@
 // Whether copies move whole words, as they lie in memory: of float32, or two neighbours of float16.
 #define WHOLE_WORDS (DATA_TYPE == FLOAT32 || NEIGHBOURS == 2)
 
+// Whether the conversion to 16 bits applies the last ReLU. It converts a pair of values, also where one is stored: of a
+// single value ptxas makes an instruction that the assembler lacks.
+#define RECTIFIES (ENDS_IN_RELU && DATA_TYPE != FLOAT32 && __CUDA_ARCH__ >= 800)
+#define RECTIFY(pair) "cvt.rn.relu." pair ".f32 a,0f00000000,v; mov.b32 {h,z},a; "
+
 #if DATA_TYPE == FLOAT32
 typedef float Element;
 #define ELEMENT_BYTES 4
@@ -25,10 +30,16 @@ typedef unsigned short Element;
 #define PUT_HALF "@p st.global.cs.b16 [%1+%3],h; "
 #if DATA_TYPE == FLOAT16
 #define GET_RESIDUAL GET_HALF "cvt.f32.f16 r,h; "
+#if RECTIFIES
+#define PUT RECTIFY("f16x2") PUT_HALF
+#else
 #define PUT "cvt.rn.f16.f32 h,v; " PUT_HALF
+#endif
 #else
 #define GET_RESIDUAL GET_HALF "mov.b32 r,{z,h}; "
-#if __CUDA_ARCH__ >= 800
+#if RECTIFIES
+#define PUT RECTIFY("bf16x2") PUT_HALF
+#elif __CUDA_ARCH__ >= 800
 #define PUT "cvt.rn.bf16.f32 h,v; " PUT_HALF
 #else
 // To nearest, ties to even, in integers; a NaN keeps its upper half, with the quiet bit set.
@@ -323,11 +334,18 @@ __device__ __forceinline__ float larger(float a, float b) {
 #define GET_WORD
 #define SECOND_HALF
 #endif
+#if RECTIFIES
+#define HOLD_FIRST "mov.f32 f,v; "
+#define JOIN "cvt.rn.relu.f16x2.f32 a,v,f; "
+#else
+#define HOLD_FIRST "cvt.rn.f16.f32 z,v; "
+#define JOIN "cvt.rn.f16.f32 h,v; mov.b32 a,{z,h}; "
+#endif
 #define FINISH_WORD(first, second, j, ok, offset) STORE_WORD_AFTER(STEPS, first, second, j, ok, offset)
 #define STORE_WORD_AFTER(steps, first, second, j, ok, offset)                                                         \
-    asm volatile("{ .reg .pred p,q; .reg .f32 v,r; .reg .b16 l,h,z; .reg .b32 a; mov.f32 v,%0; setp.ne.b32 p,%3,0; "  \
-                 GET_WORD steps "cvt.rn.f16.f32 z,v; mov.f32 v,%1; " SECOND_HALF steps "cvt.rn.f16.f32 h,v; "         \
-                 "mov.b32 a,{z,h}; @p st.global.cs.b32 [%2+%4],a; } // farm.store " #j                                \
+    asm volatile("{ .reg .pred p,q; .reg .f32 v,r,f; .reg .b16 l,h,z; .reg .b32 a; mov.f32 v,%0; "                    \
+                 "setp.ne.b32 p,%3,0; " GET_WORD steps HOLD_FIRST "mov.f32 v,%1; " SECOND_HALF steps JOIN             \
+                 "@p st.global.cs.b32 [%2+%4],a; } // farm.store " #j                                                 \
                  :: "f"(first), "f"(second), "l"(out[0]), "r"((int)(ok)), "n"((offset) * ELEMENT_BYTES)               \
                  RESIDUAL_OPERANDS(offset) : "memory")
 // The assembler counts a store for each bias: this one never runs, as the number of images is not negative.
