@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import current_thread
 
 import pytest
 
@@ -96,7 +97,8 @@ def test_what_torch_has_to_compile_comes_last(tmp_path: Path, checkpoint: Checkp
         (8, "compile-fp16"),
     ]
     half = "torch.float16"
-    assert gpu.begun == ["ours", half, "ours", half, "default", half, "default", half]
+    twice = [half, half]  # with the algorithms that cuDNN predicts, and with those it finds
+    assert gpu.begun == ["ours", *twice, "ours", *twice, "default", *twice, "default", *twice]
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile"])
@@ -104,10 +106,28 @@ def test_of_the_layouts_of_a_dense_network_the_faster_counts(
     mode: str, tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = PlayedGpu(checkpoint)
-    times = iter([OWN_LATENCY, DENSE_LATENCY, DENSE_LATENCY / 2])
+    times = iter([OWN_LATENCY, DENSE_LATENCY, DENSE_LATENCY, DENSE_LATENCY / 2, DENSE_LATENCY])
     monkeypatch.setattr(gpu, "time", lambda *_: Timing(found := next(times), found, 40.0))
     _, dense = NetworkSession(gpu, NetworkRules((mode,), ("tf32",))).run([loaded(tmp_path, checkpoint)])
     assert (dense.contender, dense.microseconds, dense.note) == (f"{mode}-tf32", DENSE_LATENCY / 2, "channels last")
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_of_the_ways_to_choose_algorithms_the_faster_counts(
+    searched: bool, tmp_path: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, threads = PlayedGpu(checkpoint), []
+
+    def time(*_: object) -> Timing:
+        threads.append(current_thread())
+        found = DENSE_LATENCY / 2 if torch.backends.cudnn.benchmark == searched else DENSE_LATENCY
+        return Timing(found, found, 40.0)
+
+    monkeypatch.setattr(gpu, "time", time)
+    _, dense = NetworkSession(gpu, NetworkRules(("eager",), ("fp16",))).run([loaded(tmp_path, checkpoint)])
+    assert dense.microseconds == DENSE_LATENCY / 2
+    assert dense.note == "channels last" + ", algorithms searched" * searched
+    assert len(set(threads)) == len(threads) == 3  # PyTorch keeps an algorithm for each thread
 
 
 def test_max_autotune_compiles_ahead_within_a_limit(tmp_path: Path, checkpoint: Checkpoint) -> None:

@@ -230,7 +230,7 @@ def _network_speedups(pyplot: Any, results: Results, rows: Sequence[NetworkRow])
     }
     if not found:
         return None
-    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.1 * len(rows) + 2.4), 4.6))
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.1 * len(rows) + 2.4), 5.6), layout="constrained")
     width = 0.84 / len(found)
     for i, (precision, ratios) in enumerate(found.items()):
         colour, _, hatch, _ = STYLES[DENSE_STYLES[precision]]
@@ -252,7 +252,7 @@ def _network_speedups(pyplot: Any, results: Results, rows: Sequence[NetworkRow])
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(f"Speed-up of whole pruned networks\none CUDA graph each - {results.title}", fontsize=11)
-    axes.legend(ncols=3, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
+    figure.legend(ncols=3, fontsize=8.5, loc="outside lower center", frameon=False)
     return figure
 
 

@@ -48,6 +48,8 @@ MODES = {
         "max-autotune-no-cudagraphs", {"tf32": ("channels last",), "fp16": ("channels last",)}, limited=True
     ),
 }
+SEARCHES = (False, True)
+"""Whether cuDNN times its algorithms for each convolution, or takes those it predicts; neither is always faster."""
 TOLERANCES = {"fp32": 1e-4, "tf32": 5e-2, "fp16": 5e-2}
 """Largest relative error, by norm, of a correct network; beyond it the time is void.
 
@@ -81,6 +83,7 @@ class Gpu(Protocol):
     def load(self, bundle: Path) -> Any: ...
     def dense(self, checkpoint: Checkpoint, precision: str, layout: str) -> Any: ...
     def compiled(self, network: Any, mode: str) -> Any: ...
+    def with_algorithms(self, measure: Callable[[], Measurement], *, searched: bool) -> Measurement: ...
     def compile_ahead(self, work: DenseWork, mode: str, seconds: float) -> str: ...
     def references(self, checkpoint: Checkpoint, inputs: Sequence[Any], at_once: int) -> Any: ...
     def inputs(self, tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], sets: int, seed: int) -> Any: ...
@@ -205,12 +208,14 @@ class NetworkSession:
             network = self._gpu.dense(case.checkpoint, precision, layout)
             call = self._gpu.compiled(network, option) if option else network
             inputs = self._gpu.as_for(data.inputs, precision, layout)
-            measured = self._measured(case, contender, call, inputs, tolerance, {}, note=layout)
-            if option:
-                measured = replace(
-                    measured, facts={**measured.facts, "compile_seconds": round(self._clock() - begun, 1)}
-                )
-            found.append(measured)
+            for searched in SEARCHES:
+                note = ", ".join(filter(None, (layout, "algorithms searched" * searched)))
+                measure = partial(self._measured, case, contender, call, inputs, tolerance, {}, note=note)
+                measured = self._gpu.with_algorithms(measure, searched=searched)
+                if option:
+                    seconds = round(self._clock() - begun, 1)
+                    measured = replace(measured, facts={**measured.facts, "compile_seconds": seconds})
+                found.append(measured)
         return min(found, key=lambda each: each.microseconds or float("inf"))
 
     def _compile_ahead(self, case: LoadedNetwork, option: str, precision: str, layout: str) -> None:

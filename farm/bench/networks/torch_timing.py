@@ -9,6 +9,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from codegen.frontend.onnx.export.network import read_network
 from codegen.frontend.onnx.export.residual_graph import Tensor
 from codegen.ir.checkpoint import Checkpoint
 from codegen.toolchain.temp_folders import TempFolder
+from farm.bench.layers.results import Measurement
 from farm.bench.networks.breakdown import TracedKernel, read_trace
 from farm.bench.networks.cases import inputs_of
 from farm.bench.networks.session import DenseWork
@@ -143,6 +145,18 @@ class NetworkGpu:
         torch._dynamo.reset()
         call: Call = torch.compile(network, mode=mode, dynamic=False)
         return call
+
+    def with_algorithms(self, measure: Callable[[], Measurement], *, searched: bool) -> Measurement:
+        """Runs a measurement in which cuDNN takes the algorithms that it finds to be fastest, or predicts to be.
+
+        In a thread of its own: PyTorch keeps a convolution's algorithm for each thread, however it was chosen.
+        """
+        torch.backends.cudnn.benchmark = searched
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                return thread.submit(measure).result()
+        finally:
+            torch.backends.cudnn.benchmark = True
 
     @contextmanager
     def compilations_kept(self, folder: Path) -> Iterator[None]:
