@@ -9,10 +9,11 @@ import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from codegen.frontend.onnx.graph.shape_propagation import shape_of
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Checkpoint
 from codegen.ir.layer_spec import Clip
-from tests.unit.onnx_models import conv, info, model, node, save, tensor, values
+from tests.unit.onnx_models import conv, info, model, node, save, tensor, tensors_of, values
 
 AXES = [tensor("one", np.array([1])), tensor("two", np.array(2)), tensor("zero", np.array(0))]
 
@@ -90,6 +91,43 @@ def test_numbers_that_cap_or_compare_the_images_are_computed_when_the_network_ru
     tensors = [tensor("w", values(4, 3, 3, 3)), tensor("limit", np.array([limit])), tensor("zero", np.array([0]))]
     graph = rest_of(read_checkpoint(save(tmp_path, model(nodes, tensors))))
     assert [each.op_type for each in graph.node] == ["Layer", "Shape", "Gather", operator, "Cast", "Add"]
+
+
+ENDS = {
+    "Min": [node("Min", "images limit", "end")],
+    "Max": [node("Max", "images limit", "end")],
+    "Clip": [node("Clip", "images one limit", "end")],
+    "Where": [node("Less", "images limit", "few"), node("Where", "few images limit", "end")],
+    "constant": [node("Identity", "limit", "end")],
+}
+
+
+@pytest.mark.parametrize("limit", [2, 100, 1000])
+@pytest.mark.parametrize("axis", [0, 2])
+@pytest.mark.parametrize("ending", ENDS.values(), ids=ENDS.keys())
+def test_no_size_that_a_number_caps_is_read_as_the_cap(
+    ending: list[onnx.NodeProto], axis: int, limit: int, tmp_path: Path
+) -> None:
+    nodes = [
+        *[conv("first", output="c"), node("Shape", "c", "shape"), node("Gather", "shape zero", "images"), *ending],
+        *[node("Slice", "c zero end axis", "part"), node("ReduceMean", "part", "mean", axes=[2, 3], keepdims=0)],
+        node("MatMul", "mean fc", "y", "last"),
+    ]
+    numbers = {"zero": [0], "one": 1, "limit": [limit], "axis": [axis]}
+    tensors = [tensor(name, np.array(number)) for name, number in numbers.items()]
+    proto = model(nodes, [*tensors, tensor("w", values(4, 3, 3, 3)), tensor("fc", values(4, 5))])
+    checkpoint = read_checkpoint(save(tmp_path, proto))
+    graph = rest_of(checkpoint)
+    shapes = {each.name: shape_of(each.type) for each in (*graph.value_info, *graph.output)}
+    rows = {layer.input: layer.rows for layer in checkpoint.layers}
+    assert {"c", "part", "mean", "y"} <= shapes.keys()
+    assert set(rows) == {"x", "mean"}
+    for images in (1, 3, 101, 1001):
+        for name, array in zip(shapes, tensors_of(proto, list(shapes), x=values(images, 3, 8, 8)), strict=True):
+            sizes = shapes[name] or ()
+            assert len(sizes) == array.ndim
+            assert all(size in (None, own) for size, own in zip(sizes, array.shape, strict=True)), (name, images)
+            assert name != "mean" or rows[name] in (None, len(array) / images)
 
 
 def test_a_known_output_of_the_network_stays_computed(tmp_path: Path) -> None:

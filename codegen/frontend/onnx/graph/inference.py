@@ -16,15 +16,17 @@ from codegen.frontend.onnx.graph.constants import Constants, external_data
 from codegen.frontend.onnx.graph.dimensions import Dimension, Images, Inputs, PerImage, Shape
 from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, text
-from codegen.frontend.onnx.graph.shape_propagation import ComputedShapes, Tensor, shape_of
+from codegen.frontend.onnx.graph.shape_propagation import UNKNOWN, ComputedShapes, Tensor, shape_of
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-SAMPLES = (240, 480)
-"""Numbers of images for which shapes are computed. Both have many divisors, for models that split the batch."""
-VALUE_SAMPLES = (1, *SAMPLES, 720_720)
-"""Numbers of images for which values are compared: few and many, as a model may cap the number or compare it."""
+SAMPLES = (240, 480, 1, 720_720)
+"""Numbers of images for which shapes and values are computed.
+
+The first two give a size as a function of the number: both have many divisors, for models that split the batch. The
+others, few and many, must agree, as a model may cap the number or compare it.
+"""
 LIKELY_SIZES = (64, 256)
 """Typical sizes given with --input-shape: short enough for a sequence, large enough for an image."""
 
@@ -43,31 +45,28 @@ class Inference:
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors by name; a dimension that depends on the number of images is a PerImage."""
-        first, *others = map(self._computed.at, self._samples(SAMPLES))
+        """Tensors by name; a dimension that depends on the number of images is a PerImage, or None if not linear."""
+        first, *others = [tensors for tensors, _ in self._sampled]
         if not others:
             return first
-        [second] = others
-        return {name: _by_images(tensor, second.get(name, tensor)) for name, tensor in first.items()}
+        return {
+            name: _by_images([tensor, *(each.get(name, UNKNOWN) for each in others)]) for name, tensor in first.items()
+        }
 
     def values_of_shapes(self) -> dict[str, NDArray[Any]]:
         """Small tensors that follow from the inputs' shapes and are equal for every number of images, by name."""
-        found: list[Mapping[str, NDArray[Any]]] = []
-        for sample in self._samples(VALUE_SAMPLES):
-            self._computed.at(sample)
-            found.append(self._computed.values)
-        first, *others = found
+        first, *others = [values for _, values in self._sampled]
         return {
             name: array
             for name, array in first.items()
             if name not in self.constants and all(name in each and np.array_equal(array, each[name]) for each in others)
         }
 
-    def _samples(self, numbers: Sequence[int]) -> list[Callable[[Dimension], Dimension]]:
-        """Substitutes for dimensions, one for each number of images; one in all if their number is fixed."""
-        if not self._images.name:
-            return [_as_it_is]
-        return [_in_place_of(self._images.name, number) for number in numbers]
+    @cached_property
+    def _sampled(self) -> list[tuple[dict[str, Tensor], Mapping[str, NDArray[Any]]]]:
+        """Tensors and small values for each number of images in SAMPLES; once if the number is fixed."""
+        numbers = [_in_place_of(self._images.name, number) for number in SAMPLES] if self._images.name else [_as_it_is]
+        return [(self._computed.at(each), self._computed.values) for each in numbers]
 
     def branches(self) -> Mapping[str, bool]:
         """Conditions that are known for every number of images, by the first output of their If."""
@@ -97,20 +96,25 @@ def _in_place_of(name: str, number: int) -> Callable[[Dimension], Dimension]:
     return lambda dimension: number if dimension == name else dimension
 
 
-def _by_images(first: Tensor, second: Tensor) -> Tensor:
-    """A tensor as a function of the number of images, from its shapes at the two numbers in SAMPLES."""
-    if first.shape is None or second.shape is None or len(first.shape) != len(second.shape):
-        return Tensor(first.element_type, None)
-    return Tensor(first.element_type, tuple(map(_dimension, first.shape, second.shape)))
+def _by_images(sampled: Sequence[Tensor]) -> Tensor:
+    """A tensor as a function of the number of images, from its shapes at the numbers in SAMPLES."""
+    first, second, *others = [tensor.shape for tensor in sampled]
+    if first is None or second is None or len(first) != len(second):
+        return Tensor(sampled[0].element_type, None)
+    # A shape that cannot be computed for few images contradicts nothing: the batch may be split.
+    checked = [len(first) * (None,) if each is None or len(each) != len(first) else each for each in others]
+    return Tensor(sampled[0].element_type, tuple(map(_dimension, first, second, *checked)))
 
 
-def _dimension(first: Dimension, second: Dimension) -> Dimension:
-    if first == second:
-        return first
+def _dimension(first: Dimension, second: Dimension, *others: Dimension) -> Dimension:
     if not (isinstance(first, int) and isinstance(second, int)):
-        return None
+        return first if first == second else None
     factor, remainder = divmod(second - first, SAMPLES[1] - SAMPLES[0])
-    return None if remainder else PerImage(factor, first - factor * SAMPLES[0])
+    offset = first - factor * SAMPLES[0]
+    expected = (factor * number + offset for number in SAMPLES[2:])
+    if remainder or any(isinstance(each, int) and each != size for each, size in zip(others, expected, strict=True)):
+        return None
+    return PerImage(factor, offset) if factor else first
 
 
 def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
