@@ -138,6 +138,8 @@ def inferred_types(
     import onnx
     from onnx import helper, shape_inference
 
+    if any(each.name == "num_outputs" and each.i > len(node.output) for each in node.attribute):
+        raise ValueError("more outputs than it has")  # onnx would allocate a size for each
     opsets = [helper.make_opsetid("", opset)]
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, "")

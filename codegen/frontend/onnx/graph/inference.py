@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.errors import CheckpointError
 from codegen.frontend.onnx.graph.constants import Constants, external_data
 from codegen.frontend.onnx.graph.dimensions import Dimension, Images, Inputs, PerImage, Shape
 from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS, text
 from codegen.frontend.onnx.graph.shape_propagation import UNKNOWN, ComputedShapes, Tensor, shape_of
+from codegen.frontend.onnx.graph.whole_graph import inferred_graph
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
 SAMPLES = (240, 480, 1, 720_720)
 """Numbers of images for which shapes and values are computed.
@@ -125,7 +125,8 @@ def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
     import onnx
 
     slim = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    for field in ("node", "input", "output", "value_info"):
+    slim.graph.node.extend(map(_slim, model.graph.node))
+    for field in ("input", "output", "value_info"):
         getattr(slim.graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
         stub = slim.graph.initializer.add(name=text(tensor.name), dims=tensor.dims, data_type=tensor.data_type)
@@ -138,15 +139,25 @@ def _declared(model: ModelProto, folder: Path) -> dict[str, Tensor]:
             stub.raw_data = external.read()
     for sparse in model.graph.sparse_initializer:
         slim.graph.initializer.add(name=text(sparse.values.name), dims=sparse.dims, data_type=sparse.values.data_type)
-    try:
-        graph = onnx.shape_inference.infer_shapes(slim, data_prop=True).graph
-    except (onnx.shape_inference.InferenceError, ValueError) as error:  # ValueError: an unknown type, a bad name
-        raise CheckpointError(f"shape inference fails ({error}): check the model with onnx.checker") from error
+    graph = inferred_graph(slim)
     initializers = {each.name: Tensor(each.data_type, tuple(each.dims)) for each in slim.graph.initializer}
     return initializers | {
         value.name: Tensor(value.type.tensor_type.elem_type, shape_of(value.type))
         for value in (*graph.value_info, *graph.output, *graph.input)
     }
+
+
+def _slim(node: NodeProto) -> NodeProto:
+    """The node itself; a Constant whose values are no shape, without them."""
+    import onnx
+
+    large = (
+        [each.t for each in node.attribute if prod(each.t.dims) > SMALL_TENSOR] if node.op_type == "Constant" else []
+    )
+    if not large:
+        return node
+    stub = onnx.TensorProto(dims=large[0].dims, data_type=large[0].data_type)
+    return onnx.helper.make_node("Constant", [], node.output, node.name, node.doc_string, node.domain, value=stub)
 
 
 def _resolve_cast_like(model: ModelProto, tensors: Mapping[str, Tensor]) -> None:

@@ -17,6 +17,7 @@ from codegen.frontend.onnx.graph.constants import Constants
 from codegen.frontend.onnx.graph.dimensions import Dimension, Shape, is_known
 from codegen.frontend.onnx.graph.evaluation import SMALL_TENSOR, Evaluator, Operation, inferred_types, is_computable
 from codegen.frontend.onnx.graph.nodes import ONNX_DOMAINS
+from codegen.frontend.onnx.graph.whole_graph import check_rank
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TypeProto
@@ -110,6 +111,7 @@ class ComputedShapes:
         if key not in self._inferred:
             self._inferred[key] = _inferred(step.operation.node, types, arrays, self._opset)
         for name, tensor in zip(step.outputs, self._inferred[key], strict=False):
+            check_rank(name, len(tensor.shape or ()))
             tensors[name] = tensor if is_known(tensor.shape) else _merged(tensor, tensors.get(name, UNKNOWN))
 
     def _compute(self, step: Step, tensors: dict[str, Tensor], values: Arrays) -> None:
