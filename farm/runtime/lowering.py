@@ -17,8 +17,8 @@ from codegen.ir.layer_spec import LayerSpec
 from farm.errors import UsageError
 from farm.runtime.plan import Grid, Rows, layer_shape
 
-SAMPLES = (240, 480)
-"""Numbers of images for which a network of any batch size is lowered; if the steps differ, it is refused."""
+SAMPLES = (240, 480, 720_720)
+"""Numbers of images for which a network of any batch size is lowered; if steps or constants differ, it is refused."""
 THREADS = 256
 ROW_THREADS = 128
 """Threads of a block that computes one row together, as in glue.cu."""

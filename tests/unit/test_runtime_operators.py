@@ -251,6 +251,18 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("divisor", [1, 1000])
+def test_a_network_that_computes_with_the_number_of_images_is_refused(divisor: int) -> None:
+    nodes = [
+        *[node("Shape", "x", "s"), node("Gather", "s zero", "n"), node("Div", "n divisor", "d")],
+        *[node("Cast", "d", "f", to=1), node("Add", "x f", "y")],
+    ]
+    numbers = [tensor("zero", np.array([0])), tensor("divisor", np.array([divisor]))]
+    proto = model(nodes, numbers, inputs=[info("x", IMAGE)])
+    with pytest.raises(UsageError, match="treats an image differently by"):
+        plan_network(read_network(proto.SerializeToString()), {})
+
+
 @pytest.mark.parametrize("why", REFUSED)
 def test_an_unsupported_operator_is_named_in_the_error(why: str) -> None:
     with pytest.raises(UsageError, match=f"{why}.*"):
