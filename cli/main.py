@@ -130,6 +130,9 @@ def root_command() -> Any:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing to a full or broken disk."""
 
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+"""Errors of a path that the system does not let this user open; no bug, wherever the path was first used."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code (cli/exit_codes.py). Each error is one line on stderr."""
@@ -162,6 +165,9 @@ def _run(arguments: Sequence[str]) -> int:
     except OSError as error:
         if error.errno in FULL and error.filename is None:  # an open file: stdout
             return _output_lost(error)
+        if error.errno in REFUSED and error.filename is not None:
+            print_error(f"{error.filename}: {error.strerror}: check the path and its permissions, or name another")
+            return USAGE
         return _defect()
     except Exception as error:  # noqa: BLE001 - any other exception is a bug, shown with its traceback
         code = exit_code_of(error)

@@ -57,7 +57,8 @@ def _settings_table(settings: Settings, width: int) -> Table:
         table.add_column(column, overflow="fold")
     for each in SETTINGS:
         value = redacted(each.shown(getattr(settings, each.name))) or f"- ({each.default_text.replace('`', '')})"
-        cells = (each.place, each.variable, value, settings.origins[each.name], each.sentence.replace("`", ""))
+        origin = settings.origins[each.name].removesuffix(f" {each.variable}").removesuffix(f" {each.place}")
+        cells = (each.place, each.variable, value, origin, each.sentence.replace("`", ""))
         table.add_row(*(Text(cell) for cell in cells[: len(columns)]))
     return table
 

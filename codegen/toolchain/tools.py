@@ -370,7 +370,7 @@ def find_toolchain(nvcc: Path | None = None, ptxas: Path | None = None) -> Toolc
         folder = nvcc.parent
     ptxas = folder / "ptxas" if ptxas is None else ptxas.expanduser().absolute()
     for name, tool in (("nvcc", nvcc), ("ptxas", ptxas)):
-        if not tool.is_file():
+        if not os.access(tool, os.F_OK) or not tool.is_file():
             raise ToolchainError(
                 f"no such program {tool}: correct FARM_{name.upper()}, or [toolchain] in the configuration"
             )

@@ -50,7 +50,10 @@ class Check:
 
 def checks(settings: Settings) -> Iterator[Check]:
     """Checks toolchain, store, database and executor, in the order in which a compile needs them."""
-    yield _try("toolchain", lambda: _toolchain(settings), "pip install the pinned wheels and apt-get install g++")
+    named = settings.nvcc is not None or settings.ptxas is not None
+    wheels = "pip install the pinned wheels and apt-get install g++"
+    correct = "name tools that run in FARM_NVCC and FARM_PTXAS, or unset both to use the wheels"
+    yield _try("toolchain", lambda: _toolchain(settings), correct if named else wheels)
     yield _try("compile", lambda: _compile(settings), "correct the toolchain first")
     yield _try("assembler", lambda: _assembler(settings), "correct the toolchain and the database first")
     yield _try("store", lambda: _store(settings), "set FARM_STORE to a folder or a bucket that can be written")

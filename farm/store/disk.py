@@ -87,7 +87,7 @@ class DiskStore:
     def records(self, prefix: str = "") -> Iterator[StoredRecord]:
         """All action records, of all stages, whose keys have that prefix."""
         check_prefix(prefix)
-        for stage in _entries(self._root / "v1" / "ac"):
+        for stage in self._stages():
             for path, size_bytes, modified in self._files(stage, prefix):
                 if path.suffix == ".json" and is_name(stage.name, path.stem):
                     yield StoredRecord(stage.name, path.stem, size_bytes, self._now() - modified)
@@ -203,6 +203,13 @@ class DiskStore:
     def _record(self, stage: str, key: str) -> Path:
         check_name(stage, key)
         return self._root / "v1" / "ac" / stage / key[:2] / f"{key}.json"
+
+    def _stages(self) -> list[Path]:
+        folder = self._root / "v1" / "ac"
+        try:
+            return _entries(folder)
+        except OSError as error:
+            raise self._unreadable(folder, error) from None
 
     def _files(self, folder: Path, prefix: str) -> Iterator[tuple[Path, int, float]]:
         """The files two levels down whose names have that prefix: path, size, time of the last change."""

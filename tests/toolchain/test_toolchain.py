@@ -97,6 +97,8 @@ def test_a_named_ptxas_replaces_only_that(toolchain: Toolchain, tmp_path: Path) 
 def test_a_named_tool_that_is_missing_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=f"no such program {tmp_path}/nvcc: correct"):
         find_toolchain(nvcc=tmp_path / "nvcc")
+    with pytest.raises(ToolchainError, match=r"no such program .*: correct FARM_PTXAS"):
+        find_toolchain(ptxas=tmp_path / ("a" * 300))
 
 
 def test_a_tool_that_is_not_executable_is_an_error_with_the_way_out(tmp_path: Path) -> None:

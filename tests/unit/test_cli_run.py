@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -125,6 +126,36 @@ def test_a_broken_configuration_file_is_named(
     assert str(broken) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["plan {} --arch sm_90", "bundle show {}"])
+def test_a_path_that_the_system_refuses_is_no_internal_error(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command.format(f"{'a' * 300}/net.onnx").split()) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("farm: ")
+    assert err.count("\n") == 1
+
+
+def test_a_command_that_may_not_open_a_path_names_it_and_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/private/farm.db")
+
+    monkeypatch.setattr("farm.ledger.open_ledger", refuse)
+    assert run(["status"]) == 2
+    words = "farm: /private/farm.db: Permission denied: check the path and its permissions, or name another\n"
+    assert capsys.readouterr().err == words
+
+
+def test_doctor_names_the_setting_of_a_tool_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FARM_NVCC", "/nowhere/nvcc")
+    assert run(["doctor"]) == 32
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("toolchain  failed  no such program /nowhere/nvcc")
+    assert "fix: name tools that run in FARM_NVCC and FARM_PTXAS, or unset both" in lines[1]
+
+
 def test_an_unexpected_exception_is_shown_with_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,8 +243,8 @@ def test_config_show_has_units_origins_and_the_tools(
     monkeypatch.setenv("COLUMNS", "160")
     assert run(["config", "show"]) == 0
     lines = {tuple(line.split()[:2]): " ".join(line.split()[2:]) for line in capsys.readouterr().out.splitlines()}
-    assert lines["[store]", "size"] == "FARM_STORE_SIZE 500 GiB environment FARM_STORE_SIZE"
-    assert lines["[database]", "age"] == "FARM_LEDGER_AGE 90 d environment FARM_LEDGER_AGE"
+    assert lines["[store]", "size"] == "FARM_STORE_SIZE 500 GiB environment"
+    assert lines["[database]", "age"] == "FARM_LEDGER_AGE 90 d environment"
     assert lines["[toolchain]", "timeout"] == "FARM_TOOL_TIMEOUT 10 min default"
     assert "no such program /nowhere/ptxas: correct FARM_PTXAS" in lines["ptxas", "-"]
     assert any(words[:1] == ("g++",) for words in lines)

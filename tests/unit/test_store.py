@@ -319,6 +319,14 @@ def test_a_store_whose_root_is_a_file_is_an_error_in_words(tmp_path: Path) -> No
         DiskStore(tmp_path / "root").put(b"data")
 
 
+def test_a_store_that_cannot_be_listed_is_an_error_in_words(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / ("a" * 300))
+    with pytest.raises(StoreError, match="File name too long"):
+        list(store.records())
+    with pytest.raises(StoreError, match="File name too long"):
+        list(store.blobs())
+
+
 def test_the_configured_store_is_the_one_that_opens(tmp_path: Path) -> None:
     settings = load_settings({"FARM_STORE": f"file://{tmp_path}/here", "FARM_READ_ONLY": "1"})
     assert open_store(settings).describe() == f"folder {tmp_path}/here"

@@ -46,9 +46,12 @@ class Manifest:
 
 def is_tsv_network(path: Path) -> bool:
     """Whether a path is a manifest, or a folder with a manifest or with files named as in the Graph Challenge."""
-    if path.is_dir():
-        return (path / MANIFEST).is_file() or any(_LAYER.fullmatch(each.name) for each in path.glob("n*-l*.tsv"))
-    return path.suffix == ".json" and path.is_file()
+    try:
+        if path.is_dir():
+            return (path / MANIFEST).is_file() or any(_LAYER.fullmatch(each.name) for each in path.glob("n*-l*.tsv"))
+        return path.suffix == ".json" and path.is_file()
+    except OSError:  # reading the path as an ONNX file raises it again, as a CheckpointError
+        return False
 
 
 def read_manifest(path: Path) -> Manifest:
