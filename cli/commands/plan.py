@@ -186,7 +186,7 @@ def _totals(found: Forecast, price: Price | None) -> list[str]:
     direct = f"{skeletons}, assembler {duration(found.assembler_seconds)}" if found.assembler_seconds else ""
     patched = f", {found.cubins_patched} patched into code of the same mask" if found.cubins_patched else ""
     tools = f"nvcc {nvcc}, ptxas {duration(found.ptxas_seconds)}{direct}"
-    cost = f", {price.text(found.total_seconds)}" if price else ""
+    cost = f", which costs {price.text(found.total_seconds)}" if price else ""
     in_store = [f"saved by the store: {cost_text(found.saved_seconds, price)}"] if price and found.saved_seconds else []
     if not found.cubins_to_make:
         return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store", *in_store]

@@ -73,7 +73,8 @@ def serve(
         if http is not None:
             _open_page(stack, farm, http, settings.price)
         progress.line(
-            f"serving, process {os.getpid()}: claims pending jobs until {'none is left' if drain else 'Ctrl-C'}"
+            f"serving, process {os.getpid()}: starts workers, claims pending jobs until "
+            f"{'none is left' if drain else 'Ctrl-C'}"
         )
         if not drain:
             if settings.store_bytes is not None or settings.store_age_seconds is not None:

@@ -103,7 +103,7 @@ class View:
         else:
             lines.append(Text("no jobs yet: start with farm compile model.onnx --arch sm_90"))
         if left_out := self.left_out + len(self.jobs[room:]):
-            way_on = "-n" if height is None else "a taller terminal"
+            way_on = "--all shows them" if height is None else "a taller terminal"
             lines.append(Text(f"{left_out:,} more: {way_on}", style="dim"))
         return Group(*lines)
 

@@ -177,7 +177,8 @@ def load_settings(
         try:
             values[setting.name] = setting.kind.read(value)
         except ValueError as error:
-            raise UsageError(f"{origin}: invalid value {_redacted_value(value)}: expected {error}") from None
+            where = f"--{setting.key}" if origin == "command line" else origin
+            raise UsageError(f"{where}: invalid value {_redacted_value(value)}: expected {error}") from None
         origins[setting.name] = origin
     return Settings(**values, origins=origins)
 

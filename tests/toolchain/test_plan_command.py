@@ -173,4 +173,4 @@ def test_a_plan_prices_the_cpu_time_it_predicts(capsys: pytest.CaptureFixture[st
     cost = json.loads(capsys.readouterr().out)["total"]["predicted_cost"]
     assert (cost["currency"], cost["saved"]) == ("EUR", 0)
     assert run(command) == 0
-    assert f"), {cost['spent']:,.2f} EUR" in capsys.readouterr().out
+    assert f"), which costs {cost['spent']:,.2f} EUR" in capsys.readouterr().out

@@ -48,7 +48,7 @@ def test_a_piped_status_has_one_line_per_job_and_counts_the_rest(yard: Farmyard,
     yard.submit(*(f"a_very_long_name_of_a_network_{i:02}_{'x' * 60}" for i in range(28)))
     lines = typed("status")[1].splitlines()
     assert len(lines) == 1 + 1 + 20 + 1
-    assert lines[-1] == "8 more: -n"
+    assert lines[-1] == "8 more: --all shows them"
     assert all("x" * 60 in line for line in lines[2:-1])
     assert "more" not in typed("status", "-n", "28")[1].splitlines()[-1]
     assert "more" not in typed("status", "--all")[1].splitlines()[-1]

@@ -61,7 +61,7 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
         ("cache gc --older-than soon", 2, "--older-than soon: expected a duration such as 90d"),
         ("cache gc --max-size big", 2, "--max-size big: expected a size such as 500GB"),
         ("cache gc --grace 1h", 2, "Give at least 2 h"),
-        ("stats --price 0.04", 2, "expected a price such as 0.04/core-hour"),
+        ("stats --price 0.04", 2, "--price: invalid value '0.04': expected a price such as 0.04/core-hour"),
         ("db prune", 2, "Missing option '--older-than'"),
         ("db prune --older-than 59m", 2, "prune older ones"),
         ("explain latest", 2, "expected JOB/LAYER or JOB/LAYER/ARCH"),
