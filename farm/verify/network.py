@@ -172,10 +172,15 @@ def check_model(model: Path, detail: JobDetail, network: SegmentedNetwork, value
     if is_tsv_network(model):
         raise UsageError(f"{model} is no ONNX file, which onnxruntime could run: leave out --network")
     if not model.is_file():
-        raise UsageError(f"{model} is not there any more: say with --model where the job's ONNX file is")
+        gone = " any more" if str(model) == detail.job.model else ""
+        raise UsageError(f"{model} is not there{gone}: say with --model where the job's ONNX file is")
     shapes = {each.name: tuple(size for size in each.shape if isinstance(size, int)) for each in network.inputs}
     fixed = {each.name: shapes[each.name] for each in network.inputs if len(shapes[each.name]) == len(each.shape) > 0}
     read = {layer.name: layer.weights.digest for layer in read_checkpoint(model, fixed, values).layers}
+    if detail.builds and read.keys().isdisjoint(build.layer for build in detail.builds):
+        raise UsageError(
+            f"{model} is not the model that was compiled, it has none of its layers: say with --model which file is"
+        )
     for build in detail.builds:
         if read.get(build.layer, build.weights) != build.weights:
             raise UsageError(

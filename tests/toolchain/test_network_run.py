@@ -23,7 +23,7 @@ from farm.bundle.reader import PLAN_FORMAT
 from farm.jobs.model import BuildOptions, Job, JobDetail, Status
 from farm.store.contract import Store
 from farm.verify import network
-from tests.unit.onnx_models import branched_network, info, model, node, pruned, save, tensor, values
+from tests.unit.onnx_models import branched_network, conv_model, info, model, node, pruned, save, tensor, values
 
 
 @pytest.fixture
@@ -186,6 +186,11 @@ def test_a_file_that_fixes_another_shape_is_verified_at_the_shape_it_was_compile
 def test_the_model_that_was_compiled_is_asked_for(
     job: Job, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    other = save(tmp_path, conv_model(name="other"), "other.onnx")
+    assert run(["verify", job.id, "--network", "--model", str(other)]) == 2
+    assert f"{other} is not the model that was compiled, it has none of its layers" in capsys.readouterr().err
+    assert run(["verify", job.id, "--network", "--model", str(tmp_path / "none.onnx")]) == 2
+    assert "none.onnx is not there: say with --model" in capsys.readouterr().err
     moved = path.rename(tmp_path / "moved.onnx")
     assert run(["verify", job.id, "--network"]) == 2
     assert f"{path} is not there any more: say with --model where the job's ONNX file is" in capsys.readouterr().err
