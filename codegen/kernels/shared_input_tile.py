@@ -226,8 +226,8 @@ def _passes(tiling: Tiling, images: int, words: int, unit: int, block_threads: i
 
 
 def _unit(length: int, step: int, elements: int = 1) -> int:
-    """The longest copy that begins at multiples of its size: in memory rows are `length` long, tiles `step` apart, and
-    what it keeps `elements`.
+    """Words of the longest copy that begins at multiples of its size, in rows of `length` elements with tiles `step`
+    apart. Each word keeps one of `elements` elements.
     """
     return next(unit for unit in (4, 2, 1) if length % (unit * elements) == step % (unit * elements) == 0 or unit == 1)
 

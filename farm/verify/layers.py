@@ -38,7 +38,7 @@ class LayerVerification:
     parts: int
     archs: tuple[str, ...]
     batches: tuple[int, ...]
-    """The batch sizes that the kernels are for, if the layer has others for others; else empty."""
+    """Batch sizes that these kernels serve, if other batch sizes have kernels of their own; else empty."""
     where: str
     """"machine code" for cubins in the emulator, "emulator" for their PTX, or the GPU's name."""
     verification: Verification

@@ -263,7 +263,7 @@ def test_an_interruption_puts_the_job_back_and_the_same_command_finishes_it(
     farm: Farm, folder: Path, number: signal.Signals
 ) -> None:
     name = f"slow-{number.name}"
-    # A shape of its own, of which the store has nothing: the job is at work for seconds.
+    # A shape that no other test uses: the store has nothing of it, and the job takes seconds.
     shape = replace(SLOW_TO_BUILD, output_channels=64 + number)
     write_network(folder / f"{name}.onnx", operator_network(shape, 0.5, seed=number))
     arguments = ("compile", f"{name}.onnx", "--arch", ARCHS)

@@ -111,7 +111,7 @@ def test_a_kernel_reads_nothing_but_its_table_before_it_waits() -> None:
 @pytest.mark.parametrize("data_type", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("spec", "tiling"), [(SPEC, TILING), (WIDE, WIDE_TILING)], ids=["residual", "wide"])
 def test_ptxas_moves_no_load_of_an_input_to_before_the_wait(spec: Conv2d, tiling: Tiling, data_type: DataType) -> None:
-    """It may move `ld.global.nc`, whose data never changes while a kernel runs, to before `griddepcontrol.wait`."""
+    """ptxas may move `ld.global.nc`, whose data never changes while a kernel runs, before `griddepcontrol.wait`."""
     spec = replace(spec, data_type=data_type)
     ptx = rewrite(shared_template(spec, tiling, "compute_90"), random_weights(spec, 0.9)).ptx
     opcodes = OPCODE.get(CubinFile.read(shared_cubin(ptx, "sm_90", find_toolchain())).words)
