@@ -12,7 +12,7 @@ from rich.text import Text
 from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
 from cli.options.jobs import OneJob
 from cli.output.console import StreamConsole, stderr, stdout
-from cli.output.format import moment
+from cli.output.format import date_and_time
 from cli.progress.eta import EVERY_SECONDS, job_eta_line
 from farm.jobs.model import Status
 
@@ -82,5 +82,5 @@ def _print_new(farm: Farm, job: Job, console: StreamConsole, last: int) -> int:
 def _print_line(console: StreamConsole, at: datetime, level: str, text: str) -> None:
     """Print an event; further lines of its text, such as a tool's output, are indented: none can pass for an event."""
     first, *further = text.splitlines() or [""]
-    for line in (f"{moment(at, datetime.now(UTC))}  {level:<7}  {first}", *(f"    {each}" for each in further)):
+    for line in (f"{date_and_time(at)}  {level:<7}  {first}", *(f"    {each}" for each in further)):
         console.print(Text(line, style=LEVEL_STYLES.get(level, "")), soft_wrap=True)

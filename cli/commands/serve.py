@@ -16,7 +16,7 @@ from cli.commands.cache import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
 from cli.options.parse import address_of
 from cli.output.console import stderr
-from cli.output.format import built_how, counted, duration
+from cli.output.format import built_how, counted, date_and_time, duration
 from cli.progress.eta import EVERY_SECONDS, eta_line
 from farm.jobs.model import Build, BuildResult, Job, Outcome, Status
 from farm.scheduler.progress import Progress, RunStatus
@@ -193,5 +193,4 @@ class ServeProgress(Progress):
 
     def line(self, text: str, style: str = "") -> None:
         """Print one line with the time."""
-        at = datetime.now(UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        stderr().print(Text(f"{at}  {text}", style=style), soft_wrap=True)
+        stderr().print(Text(f"{date_and_time(datetime.now(UTC))}  {text}", style=style), soft_wrap=True)

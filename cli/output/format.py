@@ -80,6 +80,11 @@ def moment(at: datetime, now: datetime) -> str:
     return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d")
 
 
+def date_and_time(at: datetime) -> str:
+    """A time as 2026-11-20 14:03:22, for logs, in the local time zone."""
+    return at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
 def archs_text(archs: Sequence[str]) -> str:
     """Architectures without their prefix, as in 80 90 120."""
     return " ".join(arch.removeprefix("sm_") for arch in archs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,6 +244,12 @@ def test_ctrl_c_stops_following_not_the_job(farm: Farmyard, capsys: Output, monk
     assert run(["logs", "-f", job_id]) == 130
     assert capsys.readouterr().err == ""
     assert farm.ledger.job(job_id).status is Status.PENDING
+
+
+def test_a_log_has_the_date_and_the_time_of_each_event(farm: Farmyard, capsys: Output) -> None:
+    lines = text("logs latest", capsys).splitlines()
+    assert lines
+    assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  info ", line) for line in lines)
 
 
 def test_printing_a_log_exits_with_0_whatever_the_job_did(farm: Farmyard, capsys: Output) -> None:
