@@ -12,6 +12,7 @@ from codegen.kernels import weight_stream
 from codegen.kernels.block_order import order_parameters
 from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.geometry import Geometry
+from codegen.kernels.large_blocks import large_tilings
 from codegen.kernels.lowering import LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
 from codegen.kernels.placeholders import FIRST_BIAS, immediate
@@ -29,25 +30,6 @@ CLUSTER_GROUPS = (8, 16, 24, 32, 40, 48, 64)
 """Outputs of a K group with clusters."""
 CLUSTER_CHUNKS = (1, 2, 4, 8, 16)
 """Chunks of the inputs of a block of a cluster."""
-LARGE_BLOCKS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
-    "float32": ((320, 1, (48, 64, 96)), (384, 1, (96,)), (416, 1, (48, 64, 96)), (192, 2, (96,)), (320, 2, (32, 64))),
-    "float16": ((320, 1, (32, 48, 64)), (384, 1, (32, 48, 64))),
-}
-"""Threads of large blocks with all inputs, K groups of a block, and outputs of one: others were slower, or spill
-registers."""
-PACKED_PAIRS = ((256, 224, 32), (768, 320, 40))
-"""Fewest inputs of a float16 layer whose blocks have all inputs and two K groups, threads, and outputs of a K group."""
-DIVIDED_BLOCKS: dict[str, tuple[tuple[int, int, tuple[int, ...]], ...]] = {
-    "float32": ((320, 1, (48, 64)), (416, 1, (48, 64)), (320, 2, (32, 64))),
-    "float16": ((320, 1, (48, 64)), (416, 1, (48, 64)), (320, 2, (24,))),
-}
-"""Threads, K groups and outputs of large blocks that share the inputs in a cluster."""
-DIVIDED_CLUSTERS = (2, 4)
-"""Large blocks of a cluster: eight gained nothing."""
-DIVIDED_INPUTS = 256
-"""Fewest inputs of a large block of a cluster: with fewer, the exchange of sums takes longer than it saves."""
-LARGE_CHUNKS = {"float32": 32, "float16": 64}
-"""Inputs of a chunk of large blocks."""
 REFILLED_STAGES = 3
 """Chunks in flight where they are not all in shared memory at once."""
 LOOPED_CHANNELS = 64
@@ -354,25 +336,7 @@ def cluster_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
 
 def large_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     """Candidate tilings of large blocks, in a fixed order, for architectures that have clusters."""
-    spec, packed = layer.spec, layer.spec.data_type == "float16"
-    if spec.data_type == "bfloat16" or spec.inputs < (chunk := LARGE_CHUNKS[spec.data_type]):
-        return
-    for threads, groups, sizes in LARGE_BLOCKS[spec.data_type]:
-        for outputs in sizes:
-            yield Tiling("linear", threads, groups, 1, outputs, chunk, stages=2)
-            if not packed:
-                yield Tiling("linear", threads, groups, 1, outputs, chunk, stages=2, order="place")
-    for inputs, threads, outputs in PACKED_PAIRS if packed else ():
-        if spec.inputs >= inputs:
-            yield Tiling("linear", threads, 2, 1, outputs, chunk, stages=2)
-    if not packed and spec.outputs > spec.inputs:
-        return  # the blocks would exchange more sums than they save inputs
-    for threads, groups, sizes in DIVIDED_BLOCKS[spec.data_type]:
-        for outputs in sizes:
-            for cluster in DIVIDED_CLUSTERS:
-                if spec.inputs >= DIVIDED_INPUTS * cluster:
-                    stages = 2 if packed else 3
-                    yield Tiling("linear", threads, groups, 1, outputs, chunk, stages, cluster=cluster)
+    return large_tilings(layer.spec)
 
 
 def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:
