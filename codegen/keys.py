@@ -55,6 +55,7 @@ PATCH_SOURCES = (*REWRITER_SOURCES, "sass/isa/opcodes.py", "sass/value_patch.py"
 """Sources that shape a patch template and the cubins patched from it."""
 RANKING_SOURCES = (
     *_LAYER_SOURCES,
+    "selection/alternatives.py",
     "selection/candidates.py",
     "selection/coefficients.py",
     "selection/cost_model.py",
@@ -64,7 +65,6 @@ RANKING_SOURCES = (
     "selection/partial_sectors.py",
     "selection/question.py",
     "selection/ranking.py",
-    "selection/table_candidates.py",
     "target/device_model.py",
 )
 """Sources of the cost model: everything `ranking_of` imports."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from codegen.ir.layer_spec import Conv2d, LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.kernels import AnyTiled, Lowered, lower
+from codegen.selection.alternatives import with_direct, with_tables
 from codegen.selection.candidates import candidates
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.costs.cluster_blocks import FEW_ROWS
@@ -19,8 +20,7 @@ from codegen.selection.costs.stream import Stream
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import CLUSTERED_INSTRUCTIONS
 from codegen.selection.question import RankingQuestion
-from codegen.selection.table_candidates import with_tables
-from codegen.target.device_model import REFERENCE, DeviceModel
+from codegen.target.device_model import REFERENCE
 
 STREAM_MULTIPLY_ADDS = 20_000
 """Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
@@ -40,10 +40,6 @@ LARGE_CODE = 1.5
 MOST_EXCESS = 2.0
 """Most code of a tiling over that limit, for a linear layer of many rows: the excess counts as time. By a limit alone,
 a layer a little sparser than another lost its fastest tiling."""
-DIRECT_DENSITY = 0.05
-"""Highest density at which direct_global is predicted: a denser layer uses every input often."""
-DIRECT_GAIN = 1.25
-"""Predicted speed-up from which direct_global comes first: its coefficients are not fitted."""
 MOST_BY_PLACE = 60
 """Most tilings of a convolution that are ranked with their blocks in the order `place` too."""
 SPLIT_CODE, SPLIT_POINT_CODE = 1.5, 2.0
@@ -51,10 +47,6 @@ SPLIT_CODE, SPLIT_POINT_CODE = 1.5, 2.0
 kernel in float16, whose time is that of its many inputs."""
 SPLIT_POSITIONS = 8_192
 """Most positions of all images with which a convolution is split: more occupy all multiprocessors without it."""
-TABLE_ROWS = 4
-"""Largest band of rows or images with which weights may be a table: with more, each is used more often."""
-TABLE_DENSITY = 0.5
-"""Highest density of a table: beyond, with its columns, it would be as large as all weights."""
 ABOUT_EQUAL = 1.1
 """Largest ratio to the fastest time on another GPU with which tilings stay in the H200's order: the scaled prediction
 is no more exact than that, and architectures with one tiling share its templates."""
@@ -87,10 +79,7 @@ class Ranked:
 def ranking_of(question: RankingQuestion) -> tuple[Tiling, ...]:
     """The tilings of a layer that fit, the one predicted to be fastest first."""
     layer = lower(question.spec)
-    ranking = _with_direct(layer, question, _of_code(layer, question))
-    if question.tables and question.batch <= TABLE_ROWS and question.density <= TABLE_DENSITY:
-        ranking = with_tables(layer, question, ranking)
-    return ranking
+    return with_tables(layer, question, with_direct(layer, question, _of_code(layer, question)))
 
 
 def _of_code(layer: Lowered[LayerSpec], question: RankingQuestion) -> tuple[Tiling, ...]:
@@ -189,34 +178,6 @@ def _with_place(question: RankingQuestion) -> tuple[Ranked, ...]:
 
 def _in_order(found: Iterable[Ranked]) -> tuple[Ranked, ...]:
     return tuple(sorted(found, key=lambda each: each.cost))
-
-
-def _with_direct(
-    layer: Lowered[LayerSpec], question: RankingQuestion, ranking: tuple[Tiling, ...]
-) -> tuple[Tiling, ...]:
-    """The ranking with the tilings of direct_global first if they are clearly faster, otherwise last."""
-    direct = _direct(question.spec, question.batch, question.density, question.device)
-    if not direct or not ranking:
-        return (*direct, *ranking)
-    best, other = (
-        predict_microseconds(layer.tiled(each[0]), question.batch, question.density, device=question.device)
-        for each in (direct, ranking)
-    )
-    return (*direct, *ranking) if DIRECT_GAIN * best <= other else (*ranking, *direct)
-
-
-@lru_cache(maxsize=1024)
-def _direct(spec: LayerSpec, batch: int, density: float, device: DeviceModel) -> tuple[Tiling, ...]:
-    """Tilings of direct_global that fit the layer, the one predicted to be fastest first."""
-    if density > DIRECT_DENSITY:
-        return ()
-    layer = lower(spec)
-    times = {
-        tiling: predict_microseconds(divided, batch, density, device=device)
-        for tiling in candidates(layer, "direct")
-        if comes_out_even(divided := layer.tiled(tiling)) and block_fits(divided)
-    }
-    return tuple(sorted(times, key=lambda tiling: times[tiling]))
 
 
 @lru_cache(maxsize=1024)

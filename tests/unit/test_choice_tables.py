@@ -18,10 +18,10 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import launch_of, stream_count, tiled
 from codegen.kernels.workload import SHARED_BYTES
 from codegen.sass.qualification import assembler_for
+from codegen.selection.alternatives import TABLE_ROWS
 from codegen.selection.choose import choose_parts, choose_tiling, misfit_of, ranked_tilings
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.cost_model import predict_microseconds
-from codegen.selection.ranking import TABLE_ROWS
 from farm.jobs.submission import new_job
 from farm.tuning.record import tiling_of_json
 from farm.worker.messages import CubinRequest, TemplateRequest
