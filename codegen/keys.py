@@ -57,6 +57,7 @@ RANKING_SOURCES = (
     *_LAYER_SOURCES,
     "selection/alternatives.py",
     "selection/candidates.py",
+    "selection/code_limits.py",
     "selection/coefficients.py",
     "selection/cost_model.py",
     "selection/costs/",

@@ -18,11 +18,12 @@ from codegen.kernels.max_pool import has_whole_windows
 from codegen.kernels.weight_stream import PRODUCTS_TOGETHER
 from codegen.kernels.workload import SHARED_BYTES
 from codegen.selection.candidates import last_resort
+from codegen.selection.code_limits import stream_limits
 from codegen.selection.code_size import layer_instructions, stream_instructions, stream_nonzeros
 from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.selection.kernel_split import cut
 from codegen.selection.question import RankingQuestion
-from codegen.selection.ranking import Ranking, ranking_of, stream_limits
+from codegen.selection.ranking import Ranking, ranking_of
 from codegen.target.device_model import REFERENCE, DeviceModel
 
 UNEVEN = 1.25

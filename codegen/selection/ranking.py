@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain
 from typing import Protocol
 
 from codegen.ir.layer_spec import Conv2d, LayerSpec
@@ -14,6 +13,7 @@ from codegen.ir.tiling import Tiling
 from codegen.kernels import AnyTiled, Lowered, lower
 from codegen.selection.alternatives import with_direct, with_tables
 from codegen.selection.candidates import candidates
+from codegen.selection.code_limits import LAYER_INSTRUCTIONS, within_limits
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.costs.cluster_blocks import FEW_ROWS
 from codegen.selection.costs.stream import Stream
@@ -22,24 +22,6 @@ from codegen.selection.kernel_split import CLUSTERED_INSTRUCTIONS
 from codegen.selection.question import RankingQuestion
 from codegen.target.device_model import REFERENCE
 
-STREAM_MULTIPLY_ADDS = 20_000
-"""Most multiply-adds of one K group: beyond, the time of ptxas grows faster than linearly."""
-STREAM_BYTES = 500_000
-"""Most machine code that one block runs."""
-LOOPED_STREAMS = 2.5
-"""Factor on these two for streams whose copies are loops: ptxas compiles each chunk on its own (13 s for 40,000)."""
-LAYER_INSTRUCTIONS = 60_000
-"""Most instructions of a layer, over all its kernels: tilings with more are dropped if there are others."""
-MORE_CODE, MORE_PACKED_CODE = 1.2, 1.6
-"""Most code of a layer beyond that limit, over the smallest; more for a convolution of float16, where half as many
-threads follow each stream: K groups of fewer output channels are more code in all, and less for each to wait for."""
-ROUNDED = 0.999
-"""Share of a multiply-add per non-zero and row of a thread that is a tiling's least code."""
-LARGE_CODE = 1.5
-"""Most instructions per non-zero weight of a layer beyond that limit, if some tiling has fewer."""
-MOST_EXCESS = 2.0
-"""Most code of a tiling over that limit, for a linear layer of many rows: the excess counts as time. By a limit alone,
-a layer a little sparser than another lost its fastest tiling."""
 MOST_BY_PLACE = 60
 """Most tilings of a convolution that are ranked with their blocks in the order `place` too."""
 SPLIT_CODE, SPLIT_POINT_CODE = 1.5, 2.0
@@ -113,44 +95,10 @@ def _staged(question: RankingQuestion) -> tuple[Ranked, ...]:
     """Tilings without clusters, with the blocks of one K group after the other, and those of large blocks."""
     batch, density, device = question.batch, question.density, question.device
     return _in_order(
-        Ranked(each.tiling, predict_microseconds(each, batch, density, device=device, stream=stream), size, excess)
-        for each, stream, size, excess in _fitting(replace(question, device=REFERENCE))
-        if block_fits(each, device)
+        Ranked(layer.tiling, predict_microseconds(layer, batch, density, device=device, stream=stream), size, excess)
+        for layer, stream, size, excess in within_limits(replace(question, device=REFERENCE))
+        if block_fits(layer, device)
     )
-
-
-@lru_cache(maxsize=4)
-def _fitting(question: RankingQuestion) -> tuple[tuple[AnyTiled, Stream, float, float], ...]:
-    """Tilings without clusters that fit every GPU, their streams, instructions and excess; a job's GPUs share them.
-
-    Large blocks fit some GPUs, and are among them if the architecture has clusters.
-    """
-    spec, density = question.spec, question.density
-    layer = lower(spec)
-    sizes: list[tuple[AnyTiled, Stream, float]] = []
-    packed = spec.data_type == "float16" and not layer.geometry.is_linear
-    limit, more = math.inf, MORE_PACKED_CODE if packed else MORE_CODE
-    most_excess = MOST_EXCESS if layer.geometry.is_linear and question.batch > FEW_ROWS else 1.0
-    least = ROUNDED * density * spec.weights_count
-    large = candidates(layer, "large") if question.clusters else ()
-    for candidate in chain(candidates(layer), large):
-        if candidate.rows * least > most_excess * limit:
-            continue
-        same = candidate.accumulate == question.accumulate
-        divided = layer.tiled(candidate if same else replace(candidate, accumulate=question.accumulate))
-        if not comes_out_even(divided):
-            continue
-        stream = Stream.of(divided.workload, density)
-        size = stream.code * divided.workload.streams
-        if candidate.order == "place" and size > CLUSTERED_INSTRUCTIONS:
-            continue
-        if size <= most_excess * limit and _stream_fits(divided, stream) and block_fits(divided):
-            sizes.append((divided, stream, size))
-            # Of a layer that is larger with every tiling, the smaller tilings are kept.
-            dense = LARGE_CODE * density * spec.weights_count
-            most = more * size if packed or size > dense else min(more * size, dense)
-            limit = min(limit, max(LAYER_INSTRUCTIONS, most))
-    return tuple((*each, max(1.0, each[2] / limit)) for each in sizes if each[2] <= most_excess * limit)
 
 
 @lru_cache(maxsize=1024)
@@ -170,7 +118,7 @@ def _with_place(question: RankingQuestion) -> tuple[Ranked, ...]:
             size,
             excess,
         )
-        for layer, stream, size, excess in _fitting(replace(question, device=REFERENCE))
+        for layer, stream, size, excess in within_limits(replace(question, device=REFERENCE))
         if layer.streams.count > 1 and size <= CLUSTERED_INSTRUCTIONS
     ]
     return _in_order((*ranked, *_in_order(found)[:MOST_BY_PLACE]))
@@ -190,7 +138,9 @@ def _with_clusters(question: RankingQuestion) -> tuple[Ranked, ...]:
     packed = spec.data_type == "float16" and isinstance(spec, Conv2d)
     if packed:
         split += [layer.tiled(replace(each.tiling, order="place")) for each in split if each.streams.groups > 1]
-    sizes = [(each, _code(each, density)) for each in split if comes_out_even(each) and block_fits(each, device)]
+    sizes = [
+        (each, _instructions(each, density)) for each in split if comes_out_even(each) and block_fits(each, device)
+    ]
     more = SPLIT_POINT_CODE if packed and layer.geometry.taps == 1 else SPLIT_CODE
     limit = max(LAYER_INSTRUCTIONS, more * min((each.instructions for each in others), default=math.inf))
     return _in_order(
@@ -205,18 +155,6 @@ def _with_clusters(question: RankingQuestion) -> tuple[Ranked, ...]:
     )
 
 
-def _code(layer: AnyTiled, density: float) -> float:
+def _instructions(layer: AnyTiled, density: float) -> float:
     """Instructions of all streams of a layer."""
     return Stream.of(layer.workload, density).code * layer.workload.streams
-
-
-def _stream_fits(layer: AnyTiled, stream: Stream) -> bool:
-    """Whether an average K group is within the limits of one."""
-    multiply_adds, code_bytes = stream_limits(layer)
-    return stream.multiply_adds <= multiply_adds and stream.code_bytes <= code_bytes
-
-
-def stream_limits(layer: AnyTiled) -> tuple[float, float]:
-    """Most multiply-adds and most bytes of code of a K group."""
-    more = LOOPED_STREAMS if layer.workload.loop_instructions else 1
-    return more * STREAM_MULTIPLY_ADDS, more * STREAM_BYTES

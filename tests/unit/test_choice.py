@@ -25,10 +25,10 @@ from codegen.kernels.workload import bank_conflicts
 from codegen.model_zoo import TEN_OPERATORS
 from codegen.selection.candidates import candidates
 from codegen.selection.choose import SHARED_BYTES, choose_parts, choose_tiling, misfit_of, ranked_tilings
+from codegen.selection.code_limits import STREAM_BYTES, STREAM_MULTIPLY_ADDS
 from codegen.selection.cost_model import predict_microseconds
 from codegen.selection.costs.stream import Stream, registers_of
 from codegen.selection.feasibility import BODY_RESULTS, BODY_SLOTS, OFFSET_BYTES, SUMS
-from codegen.selection.ranking import STREAM_BYTES, STREAM_MULTIPLY_ADDS
 
 ROOT = Path(__file__).parents[2]
 PAD = (1, 1, 1, 1)
