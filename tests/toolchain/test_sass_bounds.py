@@ -1,4 +1,4 @@
-"""Input bounds in the direct assembler: bit-identical outputs, and products that wait for the bounded input."""
+"""Input bounds in the direct assembler: odd bounds and inputs, and products that wait for the bounded input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.errors import MachineCodeError
-from codegen.ir.checkpoint import FloatArray
-from codegen.ir.layer_spec import Conv2d
-from codegen.ir.tiling import Tiling
-from codegen.ptx.rewrite import rewrite
-from codegen.sass.cubin import CubinFile
 from codegen.sass.isa import encoding
 from codegen.sass.isa.architectures.sm_90 import SM_90
 from codegen.sass.isa.encoding import Words
@@ -21,13 +16,9 @@ from codegen.sass.isa.opcodes import FFMA_IMMEDIATE
 from codegen.sass.isa.operands import operands
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.verify.hazards import check_cubin
-from codegen.toolchain.ptxas import assemble
-from codegen.toolchain.tools import find_toolchain
-from codegen.verification.compare import random_input
 from tests.templates import shared_template, verify_random_run
+from tests.toolchain.bound_cases import BOUND_CASES, FINISHED, assert_same, both_sides, odd_input
 from tests.toolchain.machine_case import (
-    ARCH,
-    MASKS,
     computed,
     directly,
     expected,
@@ -36,41 +27,9 @@ from tests.toolchain.machine_case import (
     whole_layer,
     with_field,
 )
-from tests.toolchain.operator_case import Case
 from tests.toolchain.operator_cases import CASES
 
-TWO_ROWS, FINISHED = "two rows a thread", "outputs finished amid the last chunk"
-LIKE_DENSENET = {
-    TWO_ROWS: Case(Conv2d(18, 8, 9, 12, 1, 1, bounded=True), Tiling("conv2d", 9, 2, 2, 4, 8, 2)),
-    FINISHED: Case(Conv2d(48, 14, 14, 32, 1, 1, bounded=True), Tiling("conv2d", 28, 7, 1, 32, 8, 2)),
-}
-BOUNDED = {
-    **{name: case for name, case in CASES.items() if name.startswith("bounded") and case.virtual_arch != "compute_75"},
-    **LIKE_DENSENET,
-}
-PLAIN, CLUSTER = BOUNDED["bounded inputs"], BOUNDED["bounded inputs, a cluster"]
-ODD = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, -1e-44, 3e38)
-
-
-def both_sides(case: Case, seed: int = 0) -> FloatArray:
-    """Bounds of all kinds on each side: none, normal ones, zeros of both signs, subnormal ones."""
-    rng, shape = np.random.default_rng(seed), (case.spec.channels, 2)
-    values = np.where(
-        rng.random(shape) < 0.5, rng.choice([0.0, -0.0, 1e-40, -1e-44], shape), rng.standard_normal(shape)
-    )
-    exists = rng.random(shape) < 0.6
-    return np.where(exists, np.sort(values, axis=1), [-np.inf, np.inf]).astype(np.float32)
-
-
-def odd_input(case: Case) -> NDArray[np.float32]:
-    x, rng = random_input(case.spec, case.batch, seed=1), np.random.default_rng(2)
-    return np.where(rng.random(x.shape) < 0.3, rng.choice(np.array(ODD, np.float32), x.shape), x).astype(np.float32)
-
-
-def assert_same(found: NDArray[np.uint32], wanted: NDArray[np.uint32]) -> None:
-    """Bit for bit, but for which NaN it is: a GPU has one, and NumPy that of an operand."""
-    one_nan = (np.where(np.isnan(each.view(np.float32)), np.uint32(0x7FFFFFFF), each) for each in (found, wanted))
-    np.testing.assert_array_equal(*one_nan)
+PLAIN = BOUND_CASES["bounded inputs"]
 
 
 def places_of(words: Words, name: str) -> NDArray[np.int64]:
@@ -83,34 +42,11 @@ def in_streams(words: Words) -> NDArray[np.int64]:
     return found[encoding.DESTINATION.get(words)[found] == encoding.SOURCE_A.get(words)[found]]
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-@pytest.mark.parametrize("density", [0.15, 0.6])
-def test_inputs_within_their_bounds_give_bit_for_bit_what_the_ptx_does(name: str, density: float) -> None:
-    case = BOUNDED[name]
-    weights = weights_of(case, density)
-    np.testing.assert_array_equal(computed(case, weights, directly(case, weights)), expected(case, weights))
-
-
-@pytest.mark.parametrize("case", [PLAIN, CLUSTER, LIKE_DENSENET[TWO_ROWS], LIKE_DENSENET[FINISHED]])
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks_at_their_edges_give_bit_for_bit_what_the_ptx_does(case: Case, mask: str) -> None:
-    weights = weights_of(case, 1.0, mask)
-    np.testing.assert_array_equal(computed(case, weights, directly(case, weights)), expected(case, weights))
-
-
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("name", BOUND_CASES)
 def test_odd_bounds_and_inputs_give_bit_for_bit_what_the_ptx_does(name: str) -> None:
-    case = BOUNDED[name]
+    case = BOUND_CASES[name]
     weights, x = replace(weights_of(case, 0.5), bounds=both_sides(case)), odd_input(case)
     assert_same(computed(case, weights, directly(case, weights), x), expected(case, weights, x))
-
-
-@pytest.mark.parametrize("case", [PLAIN, CLUSTER])
-def test_cubins_of_ptxas_compute_the_same_bits(case: Case) -> None:
-    weights, x = replace(weights_of(case, 0.5), bounds=both_sides(case)), odd_input(case)
-    by_ptxas = CubinFile.read(assemble(rewrite(template_of(case), weights).ptx, ARCH, find_toolchain()).data)
-    check_cubin(by_ptxas)
-    assert_same(computed(case, weights, by_ptxas, x), computed(case, weights, directly(case, weights), x))
 
 
 def test_each_bound_is_one_word_of_each_k_group_that_has_products_with_its_input() -> None:
@@ -130,7 +66,7 @@ def test_each_bound_is_one_word_of_each_k_group_that_has_products_with_its_input
 
 
 def test_chunks_of_bounded_layers_overlap_and_outputs_are_stored_early() -> None:
-    case = LIKE_DENSENET[FINISHED]
+    case = BOUND_CASES[FINISHED]
     words = directly(case, weights_of(case, 0.6)).words
     stores, bounds = places_of(words, "STG"), in_streams(words)
     groups = -(-case.spec.output_channels // case.tiling.group_outputs)
@@ -143,7 +79,7 @@ def test_chunks_of_bounded_layers_overlap_and_outputs_are_stored_early() -> None
 
 
 def test_an_input_is_not_kept_over_the_bound_of_another() -> None:
-    words = directly(LIKE_DENSENET[FINISHED], weights_of(LIKE_DENSENET[FINISHED], 0.6)).words
+    words = directly(BOUND_CASES[FINISHED], weights_of(BOUND_CASES[FINISHED], 0.6)).words
     bounds = in_streams(words)
     before = bounds[encoding.OPCODE.get(words)[bounds - 1] == FFMA_IMMEDIATE] - 1
     assert len(before)
