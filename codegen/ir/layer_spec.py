@@ -87,11 +87,8 @@ class _Spec(ABC):
 
 
 @dataclass(frozen=True)
-class Conv2d(_Spec):
-    """A convolution: everything that its template depends on, which excludes weights and batch.
-
-    A 1-D convolution is one of height 1.
-    """
+class _Convolution(_Spec):
+    """The base of convolutions, transposed or not."""
 
     channels: int
     height: int
@@ -101,10 +98,47 @@ class Conv2d(_Spec):
     kernel_width: int
     stride: Pair = (1, 1)
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Top, left, bottom, right, in input elements."""
+    """Top, left, bottom, right: input elements, or output elements that a transposed convolution cuts off."""
     dilation: Pair = (1, 1)
     groups: int = 1
     """Output channel k reads the input channels of group k // (output_channels / groups) only."""
+
+    @property
+    @abstractmethod
+    def output_height(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def output_width(self) -> int: ...
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """C, H, W of one image."""
+        return self.channels, self.height, self.width
+
+    @property
+    def output_shape(self) -> tuple[int, int, int]:
+        """K, H', W' of one image."""
+        return self.output_channels, self.output_height, self.output_width
+
+    @property
+    def weights_shape(self) -> tuple[int, int, int, int]:
+        """K, C / groups, R, S: of a transposed convolution too, unlike in ONNX, where output channels come second."""
+        return self.output_channels, self.channels // self.groups, self.kernel_height, self.kernel_width
+
+    def __str__(self) -> str:
+        c, h, w = self.input_shape
+        groups = f", {self.groups} groups" if self.groups > 1 else ""
+        return f"{c}x{h}x{w} -> {self.output_channels}, {self.kernel_height}x{self.kernel_width}{groups}"
+
+
+@dataclass(frozen=True)
+class Conv2d(_Convolution):
+    """A convolution: everything that its template depends on, which excludes weights and batch.
+
+    A 1-D convolution is one of height 1.
+    """
+
     epilogue: tuple[Step, ...] = ()
     data_type: DataType = "float32"
     bounded: bool = False
@@ -145,43 +179,14 @@ class Conv2d(_Spec):
         return last if isinstance(last, MaxPool) else None
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """C, H, W of one image."""
-        return self.channels, self.height, self.width
-
-    @property
-    def output_shape(self) -> tuple[int, int, int]:
-        """K, H', W' of one image."""
-        return self.output_channels, self.output_height, self.output_width
-
-    @property
     def positions(self) -> int:
         return self.map_height * self.map_width
 
-    @property
-    def weights_shape(self) -> tuple[int, int, int, int]:
-        """K, C / groups, R, S."""
-        return self.output_channels, self.channels // self.groups, self.kernel_height, self.kernel_width
-
-    def __str__(self) -> str:
-        return _describe(self)
-
 
 @dataclass(frozen=True)
-class ConvTranspose2d(_Spec):
+class ConvTranspose2d(_Convolution):
     """A transposed convolution: filters times every input element, added up `stride` output elements apart."""
 
-    channels: int
-    height: int
-    width: int
-    output_channels: int
-    kernel_height: int
-    kernel_width: int
-    stride: Pair = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Top, left, bottom, right: cut off the output, in output elements."""
-    dilation: Pair = (1, 1)
-    groups: int = 1
     output_padding: Pair = (0, 0)
     """Additional rows and columns at the output's bottom and right."""
     epilogue: tuple[Step, ...] = ()
@@ -200,26 +205,11 @@ class ConvTranspose2d(_Spec):
         return whole - self.padding[1] - self.padding[3]
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """C, H, W of one image."""
-        return self.channels, self.height, self.width
-
-    @property
-    def output_shape(self) -> tuple[int, int, int]:
-        """K, H', W' of one image."""
-        return self.output_channels, self.output_height, self.output_width
-
-    @property
     def positions(self) -> int:
         return self.height * self.width
 
-    @property
-    def weights_shape(self) -> tuple[int, int, int, int]:
-        """K, C / groups, R, S: output channels first, unlike in ONNX, where they come second."""
-        return self.output_channels, self.channels // self.groups, self.kernel_height, self.kernel_width
-
     def __str__(self) -> str:
-        return f"{_describe(self)} transposed"
+        return f"{super().__str__()} transposed"
 
 
 @dataclass(frozen=True)
@@ -257,12 +247,6 @@ class Linear(_Spec):
 
     def __str__(self) -> str:
         return f"{self.inputs} -> {self.outputs}"
-
-
-def _describe(spec: Conv2d | ConvTranspose2d) -> str:
-    c, h, w = spec.input_shape
-    groups = f", {spec.groups} groups" if spec.groups > 1 else ""
-    return f"{c}x{h}x{w} -> {spec.output_channels}, {spec.kernel_height}x{spec.kernel_width}{groups}"
 
 
 LayerSpec = Conv2d | ConvTranspose2d | Linear
