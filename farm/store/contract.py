@@ -14,6 +14,7 @@ back.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,20 @@ class StoredRecord:
 def blob_digest(data: bytes) -> str:
     """The digest of a blob, which is its name: SHA-256 in hex."""
     return hashlib.sha256(data).hexdigest()
+
+
+def record_bytes(record: Record) -> bytes:
+    """An action record as a file or object has it."""
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def read_record(data: bytes | None) -> Record | None:
+    """An action record from the bytes of a file or object; None if they are missing or damaged."""
+    try:
+        record = None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")

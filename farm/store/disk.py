@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
@@ -23,6 +22,8 @@ from farm.store.contract import (
     check_name,
     check_prefix,
     is_name,
+    read_record,
+    record_bytes,
 )
 
 _NEW = ".new-"
@@ -66,16 +67,11 @@ class DiskStore:
 
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None if it is missing or damaged."""
-        data = self._read(self._record(stage, key))
-        try:
-            record = None if data is None else json.loads(data)
-        except (ValueError, RecursionError):
-            return None
-        return record if isinstance(record, dict) else None
+        return read_record(self._read(self._record(stage, key)))
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
         """Writes an action record; the last writer wins."""
-        self._write(self._record(stage, key), json.dumps(record, sort_keys=True).encode())
+        self._write(self._record(stage, key), record_bytes(record))
 
     def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
         """All blobs whose digests have that prefix, damaged ones too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,8 @@ from farm.store.contract import (
     check_name,
     check_prefix,
     is_name,
+    read_record,
+    record_bytes,
 )
 
 PART_BYTES = 16 * 2**20
@@ -116,15 +117,11 @@ class S3Store:
     def get_record(self, stage: str, key: str) -> Record | None:
         """The action record; None if it is missing or damaged."""
         found = self._read(self._record(stage, key))
-        try:
-            record = None if found is None else json.loads(found.data)
-        except (ValueError, RecursionError):
-            return None
-        return record if isinstance(record, dict) else None
+        return read_record(None if found is None else found.data)
 
     def put_record(self, stage: str, key: str, record: Record) -> None:
         """Writes an action record; the last writer wins."""
-        self._write(self._record(stage, key), json.dumps(record, sort_keys=True).encode())
+        self._write(self._record(stage, key), record_bytes(record))
 
     def blobs(self, prefix: str = "") -> Iterator[StoredBlob]:
         """All blobs whose digests have that prefix, damaged ones too."""
