@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from codegen.ir.layer_spec import spec_from_json
 from farm.bench.layers.contenders import GENERATED, title_of
@@ -109,32 +109,52 @@ def _speedups(pyplot: Any, results: Results, bars: Sequence[Measurement], sparsi
     ratios = {peer: found for peer in STYLES if (found := _ratios(results, peer, cases))}
     if not ratios:
         return None
+    peers = [
+        _Bars(
+            peer,
+            f"{title_of(peer)} (mean {geometric_mean(found.values()):.1f}x)",
+            {place: found[case] for place, case in enumerate(cases) if case in found},
+        )
+        for peer, found in ratios.items()
+    ]
     figure, axes = pyplot.subplots(figsize=(max(6.0, 1.1 * len(cases) + 2.4), 4.6))
-    width = 0.84 / len(ratios)
-    for i, (peer, found) in enumerate(ratios.items()):
-        colour, _, hatch, _ = STYLES[peer]
-        places = [j + (i - (len(ratios) - 1) / 2) * width for j, case in enumerate(cases) if case in found]
-        mean = geometric_mean(found.values())
+    _draw_bars(axes, peers, [case.operator for case in cases])
+    axes.set_ylabel("speed-up over the peer")
+    axes.set_title(_heading(results, "Speed-up of the generated kernels", cases[0], sparsity), fontsize=11)
+    axes.legend(ncols=3, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.26), frameon=False)
+    return figure
+
+
+class _Bars(NamedTuple):
+    """The bars of a peer."""
+
+    style: str
+    label: str
+    ratios: dict[int, float]
+    """Speed-ups over the peer, by the place of the bar."""
+
+
+def _draw_bars(axes: Any, bars: Sequence[_Bars], names: Sequence[str]) -> None:
+    """Draws a bar for each peer beside one another at each named place."""
+    width = 0.84 / len(bars)
+    for i, each in enumerate(bars):
+        colour, _, hatch, _ = STYLES[each.style]
         axes.bar(
-            places,
-            [found[case] - 1 for case in cases if case in found],
+            [place + (i - (len(bars) - 1) / 2) * width for place in each.ratios],
+            [ratio - 1 for ratio in each.ratios.values()],
             width * 0.94,
             bottom=1,  # bars of slower layers hang below the line
             color=colour,
             hatch=hatch,
             edgecolor="white",
             linewidth=0.4,
-            label=f"{title_of(peer)} (mean {mean:.1f}x)",
+            label=each.label,
         )
     axes.axhline(1, color="black", linewidth=1)
     _logarithmic(axes.yaxis, axes.set_yscale)
-    axes.set_xticks(range(len(cases)), [case.operator for case in cases], rotation=30, ha="right")
-    axes.set_ylabel("speed-up over the peer")
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_title(_heading(results, "Speed-up of the generated kernels", cases[0], sparsity), fontsize=11)
-    axes.legend(ncols=3, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.26), frameon=False)
-    return figure
 
 
 def _ratios(results: Results, peer: str, cases: Sequence[CaseKey]) -> dict[CaseKey, float]:
@@ -230,27 +250,17 @@ def _network_speedups(pyplot: Any, results: Results, rows: Sequence[NetworkRow])
     }
     if not found:
         return None
-    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.1 * len(rows) + 2.4), 5.6), layout="constrained")
-    width = 0.84 / len(found)
-    for i, (precision, ratios) in enumerate(found.items()):
-        colour, _, hatch, _ = STYLES[DENSE_STYLES[precision]]
-        axes.bar(
-            [place + (i - (len(found) - 1) / 2) * width for place in ratios],
-            [ratio - 1 for ratio in ratios.values()],
-            width * 0.94,
-            bottom=1,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.4,
-            label=f"dense {precision.upper()} (mean {geometric_mean(ratios.values()):.2f}x)",
+    bars = [
+        _Bars(
+            DENSE_STYLES[precision],
+            f"dense {precision.upper()} (mean {geometric_mean(ratios.values()):.2f}x)",
+            ratios,
         )
-    axes.axhline(1, color="black", linewidth=1)
-    _logarithmic(axes.yaxis, axes.set_yscale)
-    axes.set_xticks(range(len(rows)), _network_labels(rows), rotation=30, ha="right")
+        for precision, ratios in found.items()
+    ]
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.1 * len(rows) + 2.4), 5.6), layout="constrained")
+    _draw_bars(axes, bars, _network_labels(rows))
     axes.set_ylabel("speed-up over dense PyTorch")
-    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.set_title(f"Speed-up of whole pruned networks\none CUDA graph each - {results.title}", fontsize=11)
     figure.legend(ncols=3, fontsize=8.5, loc="outside lower center", frameon=False)
     return figure
