@@ -11,17 +11,9 @@
 // such a kernel may be launched before the one ahead of it has ended, and lets the next one start as early.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
-#define LOOPED 0
-#define POINTERS 1
-#define HELD 1
-#define ADVANCE 0
-#define JUMP 0
-#define JUMP_AFTER 1
 #define UNIT 1
-#define GIVEN_UP_FIRST 0
-#define PRESENT(j, channel) 0
-#define ENABLED(channel, c) 0
 #define IMAGE_OUTPUTS (OUTPUT_CHANNELS * WIDTH)
+#include "no_copies.cuh"
 #include "memory.cuh"
 
 #if LISTED

@@ -21,15 +21,7 @@
 #define THREADS (GROUP_THREADS * SLICES)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define IMAGE_OUTPUTS 0
-#define LOOPED 0
-#define POINTERS 1
-#define HELD 1
-#define ADVANCE 0
-#define JUMP 0
-#define JUMP_AFTER 1
-#define GIVEN_UP_FIRST 0
-#define PRESENT(j, channel) 0
-#define ENABLED(channel, c) 0
+#include "no_copies.cuh"
 #include "memory.cuh"
 #if !WHOLE_WORDS
 #include "widening.cuh"

@@ -12,16 +12,8 @@
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define WARPS GROUP_OUTPUTS
-#define LOOPED 0
-#define POINTERS 1
-#define HELD 1
-#define ADVANCE 0
-#define JUMP 0
-#define JUMP_AFTER 1
-#define GIVEN_UP_FIRST 0
-#define PRESENT(j, channel) 0
-#define ENABLED(channel, c) 0
 #define IMAGE_OUTPUTS 0
+#include "no_copies.cuh"
 #include "memory.cuh"
 #include "widening.cuh"
 
