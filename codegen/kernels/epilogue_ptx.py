@@ -6,6 +6,7 @@ with `.ftz` subnormal numbers are zero. 1 / (1 + 2^r) is 0 where 2^r overflows, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import e as euler
 from math import log2, pi, sqrt
@@ -160,12 +161,10 @@ def _line(alpha: float, beta: float) -> str:
 
 def _gelu() -> str:
     """v times the share below v: that beyond |v| where v is negative, and else the rest."""
-    powers = [f"mov.f32 s,{_constant(TAIL[-1])};"]
-    powers += [f"fma.rn.f32 s,s,r,{_constant(each)};" for each in TAIL[-2::-1]]
     return (
         "{ .reg .f32 s; "
         f"abs.f32 r,v; fma.rn.f32 r,r,{_constant(TAIL_SCALE)},{_constant(1)}; rcp.approx.ftz.f32 r,r; "
-        f"{' '.join(powers)} mul.rn.f32 s,s,r; "
+        f"{_polynomial('s', 'r', TAIL)} mul.rn.f32 s,s,r; "
         f"mul.rn.f32 r,v,v; mul.rn.f32 r,r,{_constant(-_LOG2_E / 2)}; ex2.approx.ftz.f32 r,r; mul.rn.f32 s,s,r; "
         f"sub.rn.f32 r,{_constant(1)},s; setp.lt.f32 q,v,{_constant(0)}; selp.f32 r,s,r,q; mul.rn.f32 v,v,r; }}"
     )
@@ -173,14 +172,19 @@ def _gelu() -> str:
 
 def _tanh() -> str:
     """1 - 2 / (1 + exp(2 v)), and near zero, where that cancels, a polynomial."""
-    powers = [f"mov.f32 t,{_constant(TANH[-1])};"]
-    powers += [f"fma.rn.f32 t,t,s,{_constant(each)};" for each in TANH[-2::-1]]
     return (
         "{ .reg .f32 s,t; "
-        f"mul.rn.f32 s,v,v; {' '.join(powers)} mul.rn.f32 t,t,s; fma.rn.f32 t,t,v,v; "
+        f"mul.rn.f32 s,v,v; {_polynomial('t', 's', TANH)} mul.rn.f32 t,t,s; fma.rn.f32 t,t,v,v; "
         f"mul.rn.f32 r,v,{_constant(2 * _LOG2_E)}; {_logistic('r')} fma.rn.f32 r,r,{_constant(-2)},{_constant(1)}; "
         f"abs.f32 s,v; setp.lt.f32 q,s,{_constant(NEAR_ZERO)}; selp.f32 v,t,r,q; }}"
     )
+
+
+def _polynomial(result: str, x: str, coefficients: Sequence[float]) -> str:
+    """The sum of coefficients times ascending powers of x, by Horner's rule."""
+    *others, last = coefficients
+    steps = [f"fma.rn.f32 {result},{result},{x},{_constant(each)};" for each in reversed(others)]
+    return " ".join([f"mov.f32 {result},{_constant(last)};", *steps])
 
 
 def _constant(value: float) -> str:
