@@ -19,7 +19,7 @@ from codegen.kernels.lowering import LoweredConvolution, TiledConvolution
 from codegen.kernels.shared_input_tile import input_extent
 from codegen.kernels.streams import QUAD
 from codegen.kernels.weight_stream import Store, Tap
-from codegen.kernels.workload import Workload, exchange_instructions
+from codegen.kernels.workload import Workload, exchange_instructions, staged_refusal
 
 __all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources", "unsuitable", "workload"]
 
@@ -50,10 +50,8 @@ def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
     if tiling.cluster == 1:
         return "its channels are divided among the blocks of a cluster, of which there must be several"
-    if tiling.stages < 1:
-        return "its input goes through shared memory, which takes at least one stage"
-    if tiling.listed:
-        return "its columns cannot be listed"
+    if reason := staged_refusal(tiling):
+        return reason
     if tiling.order != "group":
         return "its blocks have no other order"
     return "" if tiling.form == "rolled" else "a full template has no clusters"

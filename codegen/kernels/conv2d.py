@@ -30,7 +30,14 @@ from codegen.kernels.max_pool import exchanged_by, pool_parameters, pooled_epilo
 from codegen.kernels.register_budget import carried, held, most_registers, resident_blocks, sum_registers
 from codegen.kernels.shared_input_tile import BANKS, InputTile, input_extent, reads_beside
 from codegen.kernels.weight_stream import Store, Tap
-from codegen.kernels.workload import ASYNCHRONOUS_COPY, SHARED_BYTES, Workload, average_conflicts, exchange_instructions
+from codegen.kernels.workload import (
+    ASYNCHRONOUS_COPY,
+    SHARED_BYTES,
+    Workload,
+    average_conflicts,
+    exchange_instructions,
+    staged_refusal,
+)
 
 __all__ = ["ENTRY", "SOURCE", "block_region", "launch_of", "refusal", "sources", "unsuitable", "workload"]
 
@@ -56,10 +63,8 @@ def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
 
 def refusal(layer: LoweredConvolution, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and form; empty if it can."""
-    if tiling.stages < 1:
-        return "its input goes through shared memory, which takes at least one stage"
-    if tiling.listed:
-        return "its columns cannot be listed"
+    if reason := staged_refusal(tiling):
+        return reason
     if tiling.cluster == 1:
         return ""
     if tiling.form == "full":

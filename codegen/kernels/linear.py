@@ -18,7 +18,14 @@ from codegen.kernels.output_region import Region
 from codegen.kernels.placeholders import FIRST_BIAS, immediate
 from codegen.kernels.streams import QUAD
 from codegen.kernels.weight_stream import Store
-from codegen.kernels.workload import ASYNCHRONOUS_COPY, WARP, Workload, bank_conflicts, exchange_instructions
+from codegen.kernels.workload import (
+    ASYNCHRONOUS_COPY,
+    WARP,
+    Workload,
+    bank_conflicts,
+    exchange_instructions,
+    staged_refusal,
+)
 
 ENTRY = "linear"
 SOURCE = "linear.cu"
@@ -51,10 +58,8 @@ def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
 
 def refusal(layer: LoweredLinear, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
-    if tiling.stages < 1:
-        return "its input goes through shared memory, which takes at least one stage"
-    if tiling.listed:
-        return "its columns cannot be listed"
+    if reason := staged_refusal(tiling):
+        return reason
     if tiling.form != "rolled":
         return "it has no full template"
     if tiling.tile_height > 1 and (tiling.rows > 1 or tiling.tile_width % WARP or not tiling.is_large):

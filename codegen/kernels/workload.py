@@ -96,6 +96,13 @@ def average_conflicts(shape: tuple[int, int, int], steps: tuple[int, int, int]) 
     return sum(map(bank_conflicts, warps)) / len(warps)
 
 
+def staged_refusal(tiling: Tiling) -> str:
+    """Why a kernel with its input in shared memory cannot have these stages or listed columns; empty if it can."""
+    if tiling.stages < 1:
+        return "its input goes through shared memory, which takes at least one stage"
+    return "its columns cannot be listed" if tiling.listed else ""
+
+
 def table_refusal(tiling: Tiling) -> str:
     """Why a kernel that reads a table cannot have this combination of stages, order and form; empty if it can."""
     if tiling.stages != 1:
