@@ -116,6 +116,11 @@ CLUSTER_CASES: dict[str, Case] = {
         Tiling("conv2d", 9, 1, 1, 16, 4, 2, images=1, cluster=8, order="place"),
         batch=3,
     ),
+    "float16, a cluster of four, one column of each pair outside the map": _of_hopper(
+        Conv2d(32, 14, 14, 20, 1, 1, stride=(2, 2), epilogue=(*RESIDUAL, Clip(low=0.0)), data_type="float16"),
+        Tiling("conv2d", 7, 7, 1, 8, 4, 2, images=1, cluster=4),
+        batch=2,
+    ),
     "float16, linear, a cluster": _of_hopper(
         Linear(256, 30, epilogue=RESIDUAL, data_type="float16"),
         Tiling("linear", 32, 1, 1, 16, 32, 3, cluster=4),

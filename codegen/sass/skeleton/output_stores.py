@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -46,7 +46,7 @@ def accesses_of(
     """The words among `accesses` that belong to accumulators of these numbers.
 
     Raises MachineCodeError where that cannot be told. Which register holds which pointer is not known, so every
-    pointer must have the same outputs.
+    pointer must have the same outputs. A half outside the map is never stored: ptxas leaves out those of all outputs.
     """
     offsets, addresses = encoding.OFFSET.get(words[accesses]), encoding.SOURCE_A.get(words[accesses])
     offsets = offsets - ((offsets >> 23) << 24)
@@ -62,7 +62,8 @@ def accesses_of(
                 strict=True,
             )
         )
-        told &= set(place) == set(pointers[0]) and len(place) == len(of)
+        counts = Counter(map(pointers[0].get, place))
+        told &= counts.keys() == set(pointers[0].values()) and len(set(counts.values())) == 1 and len(place) == len(of)
         found += [each for offset, each in place.items() if pointers[0].get(offset) in numbers]
     if not told:
         raise MachineCodeError("the last K group has fewer output channels: their stores cannot be told apart")

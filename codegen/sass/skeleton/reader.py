@@ -210,7 +210,8 @@ class Skeleton:
             scale=pointers.scale,
             offsets=pointers.offsets,
             residuals=_last(
-                branch + np.flatnonzero(are_of_kind(opcodes[body], LDG)), sum(map(len, template.residuals))
+                branch + np.flatnonzero(are_of_kind(opcodes[body], LDG)),
+                sum(map(len, template.residuals)) * len(ending.biases.words) // template.accumulators.finished,
             ),
             ring=ring.registers,
             markers=markers,
