@@ -63,6 +63,7 @@ RANKING_SOURCES = (
     "selection/costs/",
     "selection/feasibility.py",
     "selection/kernel_split.py",
+    "selection/large_blocks.py",
     "selection/partial_sectors.py",
     "selection/question.py",
     "selection/ranking.py",

@@ -12,7 +12,6 @@ from codegen.kernels import weight_stream
 from codegen.kernels.block_order import order_parameters
 from codegen.kernels.epilogue_ptx import added_instructions
 from codegen.kernels.geometry import Geometry
-from codegen.kernels.large_blocks import large_tilings
 from codegen.kernels.lowering import LoweredLinear, TiledLinear
 from codegen.kernels.output_region import Region
 from codegen.kernels.placeholders import FIRST_BIAS, immediate
@@ -337,11 +336,6 @@ def cluster_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
                     yield Tiling("linear", threads, 1, 1, outputs, chunk, count + 1, cluster=cluster)
                     if count >= REFILLED_STAGES:
                         yield Tiling("linear", threads, 1, 1, outputs, chunk, REFILLED_STAGES, cluster=cluster)
-
-
-def large_candidates(layer: LoweredLinear) -> Iterator[Tiling]:
-    """Candidate tilings of large blocks, in a fixed order, for architectures that have clusters."""
-    return large_tilings(layer.spec)
 
 
 def last_resort(layer: LoweredLinear) -> Iterator[Tiling]:

@@ -10,6 +10,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import KernelName, Tiling
 from codegen.kernels import cluster_conv2d, conv2d, direct_global, linear, table_conv2d, table_linear
 from codegen.kernels.lowering import Lowered
+from codegen.selection import large_blocks
 
 Family = Literal["staged", "large", "clusters", "direct", "tables"]
 """staged: inputs through shared memory; large: the same in blocks of linear layers that need more of it; clusters: the
@@ -29,7 +30,7 @@ class Generator:
 GENERATORS = (
     Generator("conv2d", "staged", conv2d.candidates),
     Generator("linear", "staged", linear.candidates),
-    Generator("linear", "large", linear.large_candidates),
+    Generator("linear", "large", large_blocks.candidates),
     Generator("conv2d", "clusters", conv2d.cluster_candidates),
     Generator("linear", "clusters", linear.cluster_candidates),
     Generator("cluster_conv2d", "clusters", cluster_conv2d.candidates),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from codegen.ir.layer_spec import Linear
 from codegen.ir.tiling import Tiling
+from codegen.kernels.lowering import LoweredLinear
 
 
 class LargeBlock(NamedTuple):
@@ -67,8 +68,9 @@ DIVIDED_INPUTS = 256
 """Fewest inputs of a block of a cluster: with fewer, the exchange of sums takes longer than it saves."""
 
 
-def large_tilings(spec: Linear) -> Iterator[Tiling]:
-    """Tilings with large blocks, in a fixed order, whether they fit or not."""
+def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
+    """Candidate tilings, in a fixed order, whether they fit or not, for architectures that have clusters."""
+    spec = layer.spec
     if spec.data_type == "bfloat16" or spec.inputs < CHUNKS[spec.data_type]:
         return
     yield from _whole(spec)
