@@ -29,7 +29,7 @@ from tests.templates import shared_cubin, shared_template
 SPEC = Conv2d(24, 6, 8, 13, 1, 1, epilogue=(AddResidual(),))
 TILING = Tiling("table_conv2d", 24, 1, 1, 5, 24, 1)
 ACQBULK = 0x82E
-"""What ptxas makes of `griddepcontrol.wait`."""
+"""The opcode of `griddepcontrol.wait`."""
 DEEP = Conv2d(512, 7, 7, 2048, 1, 1)
 WIDE = Conv2d(10, 14, 14, 13, 3, 3, padding=(1, 1, 1, 1))
 
