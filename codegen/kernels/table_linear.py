@@ -32,8 +32,10 @@ ALIGNED_WORDS = 32
 """Alignment of the parts of a table: 128 bytes."""
 AHEAD = 4
 """Units of a warp on their way at once."""
-WARPS = (4, 8, 16)
-IMAGES = (1, 2, 4)
+MOST_WORDS = 4
+"""Words of one access to shared memory."""
+WARPS = (4, 8, 16, 32)
+IMAGES = (1, 2, 4, 8)
 """Rows of the batch for which a block reads its weights once."""
 CODE_INSTRUCTIONS = 600
 """Instructions of the kernel, about: they do not depend on the weights."""
@@ -138,6 +140,16 @@ def _joined(bits: NDArray[np.unsignedinteger], columns: NDArray[np.uint16]) -> N
     return np.concatenate(parts, axis=1).ravel()
 
 
+def _packed_rows(spec: LayerSpec, images: int) -> int:
+    """Rows that share a word of shared memory: two of 16-bit types, which are widened as they are multiplied."""
+    return 2 if ELEMENT_BYTES[spec.data_type] == 2 and images % 2 == 0 else 1
+
+
+def _row_words(spec: LayerSpec, images: int) -> int:
+    """Words of shared memory for the rows of a column."""
+    return images // _packed_rows(spec, images)
+
+
 def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
     """Rows of the batch in x, outputs in z."""
     tiling = layer.tiling
@@ -146,7 +158,7 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
         kernel=ENTRY,
         grid=(GridSize(images=tiling.images), GridSize(), GridSize(groups)),
         block=(tiling.tile_width, 1, 1),
-        shared_bytes=4 * tiling.images * (tiling.chunk_channels + 1),
+        shared_bytes=4 * _row_words(layer.spec, tiling.images) * (tiling.chunk_channels + 1),
         arguments=(*tensors_of(layer.spec), "images"),
         data_type=layer.spec.data_type,
     )
@@ -164,7 +176,8 @@ def sources(layer: TiledLinear) -> dict[str, str]:
         "STAGE": 0,
         "UNIT": 4 if layer.spec.inputs % 4 == 0 else 1,
         "IMAGES": images,
-        "VECTOR": min(images, 4),
+        "PACKED_ROWS": _packed_rows(layer.spec, images),
+        "VECTOR": min(_row_words(layer.spec, images), MOST_WORDS),
         "AHEAD": AHEAD,
         "BIAS_WORD": _bias_word(layer),
         "HEAD_WORDS": _head_words(layer),
@@ -190,7 +203,7 @@ def workload(layer: TiledLinear) -> Workload:
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     """Candidate tilings in a fixed order, all of which fit."""
     for images in IMAGES:
-        most = SHARED_BYTES // (4 * images) // LANES * LANES - LANES
+        most = SHARED_BYTES // (4 * _row_words(layer.spec, images)) // LANES * LANES - LANES
         chunks = -(-layer.spec.inputs // most)
         size = -(-layer.spec.inputs // (chunks * LANES)) * LANES
         for warps in WARPS:

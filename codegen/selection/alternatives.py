@@ -18,8 +18,9 @@ DIRECT_DENSITY = 0.05
 """Highest density at which direct_global is predicted: a denser layer uses every input often."""
 DIRECT_GAIN = 1.25
 """Predicted speed-up from which direct_global comes first: its coefficients are not fitted."""
-TABLE_ROWS = 4
-"""Largest band of rows or images with which weights may be a table: with more, each is used more often."""
+TABLE_ROWS, HALF_TABLE_ROWS = 16, 8
+"""Largest band of rows or images with which weights may be a table, in float32 and in 16-bit types: with more, each is
+used more often, and a layer whose code would be too large is faster dense."""
 TABLE_DENSITY = 0.5
 """Highest density of a table: beyond, with its columns, it would be as large as all weights."""
 TABLE_GAIN = 1.2
@@ -52,9 +53,11 @@ def with_tables(
 
 def _may_be_table(layer: Lowered[LayerSpec], question: RankingQuestion) -> bool:
     """Whether the layer is worth a prediction with its weights in a table."""
-    if not question.tables or question.batch > TABLE_ROWS or question.density > TABLE_DENSITY:
+    is_float32 = layer.spec.data_type == "float32"
+    most_rows = TABLE_ROWS if is_float32 else HALF_TABLE_ROWS
+    if not question.tables or question.batch > most_rows or question.density > TABLE_DENSITY:
         return False
-    most_images = 1 if layer.spec.data_type == "float32" else HALF_TABLE_IMAGES
+    most_images = 1 if is_float32 else HALF_TABLE_IMAGES
     return layer.geometry.is_linear or (question.clusters and question.batch <= most_images)
 
 

@@ -259,8 +259,19 @@ _LINEAR = {
         Tiling("table_linear", 64, 1, 1, 2, 64, 1, images=4),
         batch=7,
     ),
+    "linear, weights in a table, eight rows": Case(
+        Linear(301, 9, epilogue=RESIDUAL), Tiling("table_linear", 64, 1, 1, 2, 128, 1, images=8), batch=13
+    ),
+    "linear, weights in a table, float16, eight rows, chunks that do not divide": Case(
+        Linear(300, 9, epilogue=RESIDUAL, data_type="float16"),
+        Tiling("table_linear", 64, 1, 1, 2, 128, 1, images=8),
+        batch=13,
+    ),
     "linear, weights in a table, bfloat16": Case(
         Linear(67, 9, data_type="bfloat16"), Tiling("table_linear", 64, 1, 1, 2, 96, 1), batch=2
+    ),
+    "linear, weights in a table, bfloat16, two rows in a word": Case(
+        Linear(67, 9, data_type="bfloat16"), Tiling("table_linear", 64, 1, 1, 2, 96, 1, images=2), batch=5
     ),
     "linear without cp.async": Case(
         Linear(40, 10), Tiling("linear", 32, 1, 1, 4, 8, 2), virtual_arch="compute_75", batch=3

@@ -18,7 +18,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import launch_of, stream_count, tiled
 from codegen.kernels.workload import SHARED_BYTES
 from codegen.sass.qualification import assembler_for
-from codegen.selection.alternatives import TABLE_ROWS
+from codegen.selection.alternatives import HALF_TABLE_ROWS, TABLE_ROWS
 from codegen.selection.choose import choose_parts, choose_tiling, misfit_of, ranked_tilings
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.cost_model import predict_microseconds
@@ -50,12 +50,19 @@ def test_weights_that_few_rows_use_are_a_table(spec: Linear, data_type: DataType
         assert launch_of(spec, tiling).grid_at(rows)[0] == -(-rows // tiling.images)
 
 
-def test_weights_that_many_rows_use_are_code() -> None:
-    assert TABLE_ROWS < 16
-    for rows in (16, 64):
-        assert all(each.kernel == "linear" for each in ranked_tilings(LAST, rows, share(LAST), clusters=True))
+@pytest.mark.parametrize(("data_type", "most"), [("float32", TABLE_ROWS), ("float16", HALF_TABLE_ROWS)])
+def test_weights_that_many_rows_use_are_code(data_type: DataType, most: int) -> None:
+    last, large = replace(LAST, data_type=data_type), replace(LARGE, data_type=data_type)
+    for rows in (2 * most, 64):
+        assert all(each.kernel == "linear" for each in ranked_tilings(last, rows, share(last), clusters=True))
         with pytest.raises(TilingError, match="bytes a non-zero weight"):
-            choose_tiling(LARGE, rows, share(LARGE))
+            choose_tiling(large, rows, share(large))
+
+
+@pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16"])
+def test_weights_whose_code_would_be_too_large_are_a_table_for_some_rows(data_type: DataType) -> None:
+    large = replace(LARGE, data_type=data_type)
+    assert choose_tiling(large, 8, share(large), clusters=True).kernel == "table_linear"
 
 
 def test_small_layers_stay_code() -> None:

@@ -5,10 +5,10 @@
 // them is the same for every checkpoint: the rewriter puts in nothing but the table (`farm.table`).
 //
 // A warp computes one output of IMAGES rows: blockIdx.x = rows, blockIdx.z = outputs. The inputs pass through shared
-// memory in chunks of CHUNK_CHANNELS columns, the rows of an input side by side. The table: where the units of each
-// output and chunk begin, the biases, then the units, 128 non-zeros each, four for each lane: as the lanes find them,
-// so that a load of all lanes is in one piece. Lanes without a weight have column CHUNK_CHANNELS, whose inputs are
-// zero.
+// memory in chunks of CHUNK_CHANNELS columns, the rows of an input side by side, two of 16-bit types in a word. The
+// table: where the units of each output and chunk begin, the biases, then the units, 128 non-zeros each, four for each
+// lane: as the lanes find them, so that a load of all lanes is in one piece. Lanes without a weight have column
+// CHUNK_CHANNELS, whose inputs are zero.
 #include "parameters.h"
 #define THREADS TILE_WIDTH
 #define WARPS GROUP_OUTPUTS
@@ -21,12 +21,28 @@
 #define LOAD_ONCE "ld.global.nc.L1::no_allocate"
 
 #if DATA_TYPE == FLOAT32
-typedef uint4 Loaded;
 #define UNIT_QUADS 48
 #else
-typedef uint2 Loaded;
 #define UNIT_QUADS 32
 #endif
+#if PACKED_ROWS == 2
+typedef unsigned Word;
+#else
+typedef float Word;
+#endif
+#define ROW_WORDS (IMAGES / PACKED_ROWS)
+// The rows of a column, as many of them as one access to shared memory takes.
+struct __align__(4 * VECTOR) Rows {
+    Word words[VECTOR];
+};
+
+__device__ __forceinline__ float row_of(Word word, int h) {
+#if PACKED_ROWS == 2
+    return widened((Element)(word >> h * 16));
+#else
+    return word;
+#endif
+}
 
 // Four weights of a lane.
 struct Weights {
@@ -48,22 +64,20 @@ struct Weights {
         columns[0] = quad.z, columns[1] = quad.w;
 #endif
     }
-    __device__ __forceinline__ void multiply(float (&sums)[IMAGES], const float* inputs) const {
+    __device__ __forceinline__ void multiply(float (&sums)[IMAGES], const Word* inputs) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const float* at = inputs + (columns[i / 2] >> i % 2 * 16 & 0xFFFF) * IMAGES;
+            const Word* at = inputs + (columns[i / 2] >> i % 2 * 16 & 0xFFFF) * ROW_WORDS;
 #pragma unroll
-            for (int n = 0; n < IMAGES; n += VECTOR) {
-#if VECTOR == 4
-                const float4 x = *(const float4*)(at + n);
-                sums[n] = fmaf(x.x, values[i], sums[n]), sums[n + 1] = fmaf(x.y, values[i], sums[n + 1]);
-                sums[n + 2] = fmaf(x.z, values[i], sums[n + 2]), sums[n + 3] = fmaf(x.w, values[i], sums[n + 3]);
-#elif VECTOR == 2
-                const float2 x = *(const float2*)(at + n);
-                sums[n] = fmaf(x.x, values[i], sums[n]), sums[n + 1] = fmaf(x.y, values[i], sums[n + 1]);
-#else
-                sums[n] = fmaf(at[n], values[i], sums[n]);
-#endif
+            for (int n = 0; n < ROW_WORDS; n += VECTOR) {
+                const Rows rows = *(const Rows*)(at + n);
+#pragma unroll
+                for (int v = 0; v < VECTOR; ++v)
+#pragma unroll
+                    for (int h = 0; h < PACKED_ROWS; ++h) {
+                        float& sum = sums[(n + v) * PACKED_ROWS + h];
+                        sum = fmaf(row_of(rows.words[v], h), values[i], sum);
+                    }
             }
         }
     }
@@ -77,37 +91,56 @@ __device__ __forceinline__ float of_other_lane(float value, int bits) {
 }
 
 // The inputs of a chunk from column `first` on, of the rows from `image` on; rows beyond the batch are zero.
-__device__ __forceinline__ void copy(float* inputs, const Element* input, int first, int image, int images, int thread) {
+__device__ __forceinline__ void copy(Word* inputs, const Element* input, int first, int image, int images, int thread) {
     const int count = min(CHUNK_CHANNELS, CHANNELS - first);
     const Element* source = input + (size_t)image * CHANNELS + first;
-#if ASYNCHRONOUS && IMAGES == 1 && UNIT == 4
+#if IMAGES == 1 && UNIT == 4 && DATA_TYPE == FLOAT32 && ASYNCHRONOUS
     const unsigned target = __cvta_generic_to_shared(inputs);
-    for (int column = thread * UNIT; column < count; column += THREADS * UNIT)
+    for (int column = thread * 4; column < count; column += THREADS * 4)
         asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"(target + column * 4), "l"(source + column) : "memory");
     asm volatile("cp.async.wait_all;" ::: "memory");
-#else
+#elif IMAGES == 1 && UNIT == 4
+    // Of 16-bit types four inputs at a time.
 #pragma unroll 4
-    for (int column = thread * UNIT; column < count; column += THREADS * UNIT)
-#pragma unroll
-        for (int n = 0; n < IMAGES; ++n) {
-            const Element* from = source + n * CHANNELS + column;
-            float* to = inputs + column * IMAGES + n;
-            const bool present = image + n < images;
-#if UNIT == 4
-            Loaded quad = {};
-            if (present) quad = __ldg((const Loaded*)from);
-            const Element* elements = (const Element*)&quad;
-#pragma unroll
-            for (int i = 0; i < 4; ++i) to[i * IMAGES] = widened(elements[i]);
+    for (int column = thread * 4; column < count; column += THREADS * 4) {
+#if DATA_TYPE == FLOAT32
+        const uint4 quad = __ldg((const uint4*)(source + column));
 #else
-            to[0] = present ? widened(__ldg(from)) : 0.f;
+        const uint2 quad = __ldg((const uint2*)(source + column));
 #endif
+        const Element* elements = (const Element*)&quad;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) inputs[column + i] = widened(elements[i]);
+    }
+#elif IMAGES == 1
+#pragma unroll 4
+    for (int column = thread; column < count; column += THREADS) inputs[column] = widened(__ldg(source + column));
+#else
+    // A thread has all rows of a column, so that neighbours write next to each other.
+#pragma unroll 2
+    for (int column = thread; column < count; column += THREADS) {
+        Element rows[IMAGES];
+#pragma unroll
+        for (int n = 0; n < IMAGES; ++n)
+            rows[n] = image + n < images ? __ldg(source + n * CHANNELS + column) : Element(0);
+#pragma unroll
+        for (int n = 0; n < ROW_WORDS; n += VECTOR) {
+            Rows words;
+#pragma unroll
+            for (int v = 0; v < VECTOR; ++v)
+#if PACKED_ROWS == 2
+                words.words[v] = rows[2 * (n + v)] | (unsigned)rows[2 * (n + v) + 1] << 16;
+#else
+                words.words[v] = rows[n + v];
+#endif
+            *(Rows*)(inputs + column * ROW_WORDS + n) = words;
         }
+    }
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
-    extern __shared__ __align__(16) float inputs[];
+    extern __shared__ __align__(16) Word inputs[];
     const int thread = threadIdx.x, lane = thread % LANES;
     const int channel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
     const bool exists = channel < OUTPUT_CHANNELS;
@@ -125,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
     for (int u = 0; u < AHEAD; ++u)    \
         if (unit + u < end) held[u].load(units + (size_t)(unit + u) * UNIT_QUADS, lane);
     LOAD_AHEAD
-    for (int n = thread; n < IMAGES; n += THREADS) inputs[CHUNK_CHANNELS * IMAGES + n] = 0.f;
+    for (int n = thread; n < ROW_WORDS; n += THREADS) inputs[CHUNK_CHANNELS * ROW_WORDS + n] = 0;
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk) __syncthreads();

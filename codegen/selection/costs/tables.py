@@ -14,9 +14,8 @@ from codegen.target.device_model import REFERENCE
 TABLE_BYTES_PER_MICROSECOND, TABLE_BYTES_AGAIN = 4.2e6, 4.7e6
 """Bytes of a linear layer's table per microsecond from DRAM, and then from the L2 cache: fitted, with the next two, to
 eight layers of one to four rows."""
-SPREAD_MICROSECONDS = 7e-5
-"""Microseconds per input to put those of several rows side by side in shared memory: times the square of the rows, for
-the banks."""
+SPREAD_MICROSECONDS = 3.5e-5
+"""Microseconds per input and row to put those of several rows side by side in shared memory."""
 TABLE_MICROSECONDS = 2.48
 """Microseconds of a launch until its first weights are there, and for the sums of the lanes at its end."""
 TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
@@ -33,7 +32,7 @@ def table_linear_microseconds(planned: PlannedLaunch) -> float:
     from_dram = table / (TABLE_BYTES_PER_MICROSECOND * dram_ratio(device))
     from_l2 = ((x - 1) * table + inputs) / (TABLE_BYTES_AGAIN * l2_ratio(device))
     images, here = layer.tiling.images, math.ceil(x * groups / device.multiprocessors)
-    spread = SPREAD_MICROSECONDS * layer.geometry.channels * images**2 * here if images > 1 else 0.0
+    spread = SPREAD_MICROSECONDS * layer.geometry.channels * images * here if images > 1 else 0.0
     slower = clocks_per_microsecond(REFERENCE) / clocks_per_microsecond(device)
     return from_dram + from_l2 + spread * slower + TABLE_MICROSECONDS
 
