@@ -32,8 +32,8 @@ ALIGNED_WORDS = 32
 """Alignment of the parts of a table: 128 bytes."""
 AHEAD = 4
 """Units of a warp on their way at once."""
-MOST_WORDS = 4
-"""Words of one access to shared memory."""
+MOST_ROW_WORDS = 4
+"""Words of one access to shared memory, by which a thread reads all rows of an input."""
 WARPS = (4, 8, 16, 32)
 IMAGES = (1, 2, 4, 8)
 """Rows of the batch for which a block reads its weights once."""
@@ -48,10 +48,12 @@ def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
     return "" if isinstance(spec, Linear) else "it is a convolution"
 
 
-def refusal(_layer: LoweredLinear, tiling: Tiling) -> str:
+def refusal(layer: LoweredLinear, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
     if tiling.cluster > 1:
         return "its inputs are not divided over clusters"
+    if _row_words(layer.spec, tiling.images) > MOST_ROW_WORDS:
+        return "the rows of an input are more than one access to shared memory reads"
     return table_refusal(tiling)
 
 
@@ -177,7 +179,6 @@ def sources(layer: TiledLinear) -> dict[str, str]:
         "UNIT": 4 if layer.spec.inputs % 4 == 0 else 1,
         "IMAGES": images,
         "PACKED_ROWS": _packed_rows(layer.spec, images),
-        "VECTOR": min(_row_words(layer.spec, images), MOST_WORDS),
         "AHEAD": AHEAD,
         "BIAS_WORD": _bias_word(layer),
         "HEAD_WORDS": _head_words(layer),
@@ -202,7 +203,7 @@ def workload(layer: TiledLinear) -> Workload:
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     """Candidate tilings in a fixed order, all of which fit."""
-    for images in IMAGES:
+    for images in (each for each in IMAGES if _row_words(layer.spec, each) <= MOST_ROW_WORDS):
         most = SHARED_BYTES // (4 * _row_words(layer.spec, images)) // LANES * LANES - LANES
         chunks = -(-layer.spec.inputs // most)
         size = -(-layer.spec.inputs // (chunks * LANES)) * LANES

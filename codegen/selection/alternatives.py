@@ -18,9 +18,11 @@ DIRECT_DENSITY = 0.05
 """Highest density at which direct_global is predicted: a denser layer uses every input often."""
 DIRECT_GAIN = 1.25
 """Predicted speed-up from which direct_global comes first: its coefficients are not fitted."""
-TABLE_ROWS, HALF_TABLE_ROWS = 16, 8
-"""Largest band of rows or images with which weights may be a table, in float32 and in 16-bit types: with more, each is
-used more often, and a layer whose code would be too large is faster dense."""
+TABLE_ROWS = 16
+"""Largest band of rows or images with which weights may be a table: with more, each is used more often."""
+LARGE_TABLE, LARGE_TABLE_ROWS = 1_000_000, 8
+"""Non-zeros of a 16-bit linear layer, and the largest band of rows with which more of them may be a table: PyTorch's
+dense layer is faster with 16 (4096 to 4096: 13.6 us for 18.9), ours is with smaller ones."""
 TABLE_DENSITY = 0.5
 """Highest density of a table: beyond, with its columns, it would be as large as all weights."""
 TABLE_GAIN = 1.2
@@ -54,7 +56,8 @@ def with_tables(
 def _may_be_table(layer: Lowered[LayerSpec], question: RankingQuestion) -> bool:
     """Whether the layer is worth a prediction with its weights in a table."""
     is_float32 = layer.spec.data_type == "float32"
-    most_rows = TABLE_ROWS if is_float32 else HALF_TABLE_ROWS
+    is_large = not is_float32 and question.density * layer.spec.weights_count > LARGE_TABLE
+    most_rows = LARGE_TABLE_ROWS if is_large else TABLE_ROWS
     if not question.tables or question.batch > most_rows or question.density > TABLE_DENSITY:
         return False
     most_images = 1 if is_float32 else HALF_TABLE_IMAGES

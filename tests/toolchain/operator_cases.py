@@ -259,8 +259,8 @@ _LINEAR = {
         Tiling("table_linear", 64, 1, 1, 2, 64, 1, images=4),
         batch=7,
     ),
-    "linear, weights in a table, eight rows": Case(
-        Linear(301, 9, epilogue=RESIDUAL), Tiling("table_linear", 64, 1, 1, 2, 128, 1, images=8), batch=13
+    "linear, weights in a table, four rows, chunks that do not divide": Case(
+        Linear(301, 9, epilogue=RESIDUAL), Tiling("table_linear", 64, 1, 1, 2, 128, 1, images=4), batch=13
     ),
     "linear, weights in a table, float16, eight rows, chunks that do not divide": Case(
         Linear(300, 9, epilogue=RESIDUAL, data_type="float16"),

@@ -18,7 +18,7 @@ from codegen.ir.tiling import Part, Tiling
 from codegen.kernels import launch_of, stream_count, tiled
 from codegen.kernels.workload import SHARED_BYTES
 from codegen.sass.qualification import assembler_for
-from codegen.selection.alternatives import HALF_TABLE_ROWS, TABLE_ROWS
+from codegen.selection.alternatives import LARGE_TABLE_ROWS, TABLE_ROWS
 from codegen.selection.choose import choose_parts, choose_tiling, misfit_of, ranked_tilings
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.cost_model import predict_microseconds
@@ -50,13 +50,28 @@ def test_weights_that_few_rows_use_are_a_table(spec: Linear, data_type: DataType
         assert launch_of(spec, tiling).grid_at(rows)[0] == -(-rows // tiling.images)
 
 
-@pytest.mark.parametrize(("data_type", "most"), [("float32", TABLE_ROWS), ("float16", HALF_TABLE_ROWS)])
-def test_weights_that_many_rows_use_are_code(data_type: DataType, most: int) -> None:
-    last, large = replace(LAST, data_type=data_type), replace(LARGE, data_type=data_type)
-    for rows in (2 * most, 64):
-        assert all(each.kernel == "linear" for each in ranked_tilings(last, rows, share(last), clusters=True))
-        with pytest.raises(TilingError, match="bytes a non-zero weight"):
-            choose_tiling(large, rows, share(large))
+@pytest.mark.parametrize(
+    ("spec", "most"),
+    [
+        (LAST, TABLE_ROWS),
+        (LARGE, TABLE_ROWS),
+        (replace(LAST, data_type="float16"), TABLE_ROWS),
+        (replace(LARGE, data_type="float16"), LARGE_TABLE_ROWS),
+    ],
+    ids=str,
+)
+def test_weights_that_many_rows_use_are_code(spec: Linear, most: int) -> None:
+    def kernels(rows: int) -> set[str]:
+        found = ranked_tilings(spec, rows, share(spec), clusters=True, code_limit_bytes=10**9)
+        return {each.kernel for each in found}
+
+    assert "table_linear" in kernels(most)
+    assert kernels(2 * most) <= {"linear"}
+
+
+def test_weights_of_too_much_code_for_many_rows_are_refused() -> None:
+    with pytest.raises(TilingError, match="bytes a non-zero weight"):
+        choose_tiling(LARGE, 64, share(LARGE))
 
 
 @pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16"])
@@ -93,6 +108,13 @@ def test_more_rows_than_a_block_has_take_longer() -> None:
         tiling = replace(TABLE, images=images, chunk_channels=2048)
         times = [predict_microseconds(tiled(LAST, tiling), rows, 0.1) for rows in (1, 5, 9)]
         assert sorted(set(times)) == times
+
+
+def test_the_rows_of_an_input_are_one_access_to_shared_memory() -> None:
+    eight = replace(TABLE, images=8, chunk_channels=1024)
+    assert tiled(replace(LAST, data_type="float16"), eight).launch.shared_bytes == 16 * 1025
+    with pytest.raises(TilingError, match="more than one access"):
+        tiled(LAST, eight)
 
 
 def test_ptxas_makes_it_whoever_is_asked_for() -> None:

@@ -21,8 +21,10 @@
 #define LOAD_ONCE "ld.global.nc.L1::no_allocate"
 
 #if DATA_TYPE == FLOAT32
+typedef uint4 Quad;
 #define UNIT_QUADS 48
 #else
+typedef uint2 Quad;
 #define UNIT_QUADS 32
 #endif
 #if PACKED_ROWS == 2
@@ -31,9 +33,9 @@ typedef unsigned Word;
 typedef float Word;
 #endif
 #define ROW_WORDS (IMAGES / PACKED_ROWS)
-// The rows of a column, as many of them as one access to shared memory takes.
-struct __align__(4 * VECTOR) Rows {
-    Word words[VECTOR];
+// The rows of a column: one access to shared memory.
+struct __align__(4 * ROW_WORDS) Rows {
+    Word words[ROW_WORDS];
 };
 
 __device__ __forceinline__ float row_of(Word word, int h) {
@@ -64,21 +66,13 @@ struct Weights {
         columns[0] = quad.z, columns[1] = quad.w;
 #endif
     }
-    __device__ __forceinline__ void multiply(float (&sums)[IMAGES], const Word* inputs) const {
+    __device__ __forceinline__ void multiply(float (&sums)[IMAGES], const Rows* inputs) const {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const Word* at = inputs + (columns[i / 2] >> i % 2 * 16 & 0xFFFF) * ROW_WORDS;
+            const Rows rows = inputs[columns[i / 2] >> i % 2 * 16 & 0xFFFF];
 #pragma unroll
-            for (int n = 0; n < ROW_WORDS; n += VECTOR) {
-                const Rows rows = *(const Rows*)(at + n);
-#pragma unroll
-                for (int v = 0; v < VECTOR; ++v)
-#pragma unroll
-                    for (int h = 0; h < PACKED_ROWS; ++h) {
-                        float& sum = sums[(n + v) * PACKED_ROWS + h];
-                        sum = fmaf(row_of(rows.words[v], h), values[i], sum);
-                    }
-            }
+            for (int n = 0; n < IMAGES; ++n)
+                sums[n] = fmaf(row_of(rows.words[n / PACKED_ROWS], n % PACKED_ROWS), values[i], sums[n]);
         }
     }
 };
@@ -91,7 +85,7 @@ __device__ __forceinline__ float of_other_lane(float value, int bits) {
 }
 
 // The inputs of a chunk from column `first` on, of the rows from `image` on; rows beyond the batch are zero.
-__device__ __forceinline__ void copy(Word* inputs, const Element* input, int first, int image, int images, int thread) {
+__device__ __forceinline__ void copy(Rows* inputs, const Element* input, int first, int image, int images, int thread) {
     const int count = min(CHUNK_CHANNELS, CHANNELS - first);
     const Element* source = input + (size_t)image * CHANNELS + first;
 #if IMAGES == 1 && UNIT == 4 && DATA_TYPE == FLOAT32 && ASYNCHRONOUS
@@ -100,47 +94,36 @@ __device__ __forceinline__ void copy(Word* inputs, const Element* input, int fir
         asm volatile("cp.async.cg.shared.global [%0],[%1],16;" :: "r"(target + column * 4), "l"(source + column) : "memory");
     asm volatile("cp.async.wait_all;" ::: "memory");
 #elif IMAGES == 1 && UNIT == 4
-    // Of 16-bit types four inputs at a time.
 #pragma unroll 4
     for (int column = thread * 4; column < count; column += THREADS * 4) {
-#if DATA_TYPE == FLOAT32
-        const uint4 quad = __ldg((const uint4*)(source + column));
-#else
-        const uint2 quad = __ldg((const uint2*)(source + column));
-#endif
+        const Quad quad = __ldg((const Quad*)(source + column));
         const Element* elements = (const Element*)&quad;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) inputs[column + i] = widened(elements[i]);
+        for (int i = 0; i < 4; ++i) inputs[column + i].words[0] = widened(elements[i]);
     }
-#elif IMAGES == 1
-#pragma unroll 4
-    for (int column = thread; column < count; column += THREADS) inputs[column] = widened(__ldg(source + column));
 #else
     // A thread has all rows of a column, so that neighbours write next to each other.
 #pragma unroll 2
     for (int column = thread; column < count; column += THREADS) {
-        Element rows[IMAGES];
+        Element elements[IMAGES];
 #pragma unroll
         for (int n = 0; n < IMAGES; ++n)
-            rows[n] = image + n < images ? __ldg(source + n * CHANNELS + column) : Element(0);
+            elements[n] = image + n < images ? __ldg(source + n * CHANNELS + column) : Element(0);
+        Rows rows;
 #pragma unroll
-        for (int n = 0; n < ROW_WORDS; n += VECTOR) {
-            Rows words;
-#pragma unroll
-            for (int v = 0; v < VECTOR; ++v)
+        for (int w = 0; w < ROW_WORDS; ++w)
 #if PACKED_ROWS == 2
-                words.words[v] = rows[2 * (n + v)] | (unsigned)rows[2 * (n + v) + 1] << 16;
+            rows.words[w] = elements[2 * w] | (unsigned)elements[2 * w + 1] << 16;
 #else
-                words.words[v] = rows[n + v];
+            rows.words[w] = widened(elements[w]);
 #endif
-            *(Rows*)(inputs + column * ROW_WORDS + n) = words;
-        }
+        inputs[column] = rows;
     }
 #endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
-    extern __shared__ __align__(16) Word inputs[];
+    extern __shared__ Rows inputs[];
     const int thread = threadIdx.x, lane = thread % LANES;
     const int channel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
     const bool exists = channel < OUTPUT_CHANNELS;
@@ -158,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
     for (int u = 0; u < AHEAD; ++u)    \
         if (unit + u < end) held[u].load(units + (size_t)(unit + u) * UNIT_QUADS, lane);
     LOAD_AHEAD
-    for (int n = thread; n < ROW_WORDS; n += THREADS) inputs[CHUNK_CHANNELS * ROW_WORDS + n] = 0;
+    if (thread == 0) inputs[CHUNK_CHANNELS] = Rows{};
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk) __syncthreads();

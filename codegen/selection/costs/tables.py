@@ -11,11 +11,11 @@ from codegen.selection.costs.occupancy import blocks_by_shared, multiprocessors_
 from codegen.selection.costs.scaling import clocks_per_microsecond, dram_ratio, l2_ratio
 from codegen.target.device_model import REFERENCE
 
-TABLE_BYTES_PER_MICROSECOND, TABLE_BYTES_AGAIN = 4.2e6, 4.7e6
-"""Bytes of a linear layer's table per microsecond from DRAM, and then from the L2 cache: fitted, with the next two, to
-eight layers of one to four rows."""
-SPREAD_MICROSECONDS = 3.5e-5
-"""Microseconds per input and row to put those of several rows side by side in shared memory."""
+TABLE_BYTES_PER_MICROSECOND, TABLE_BYTES_AGAIN = 3.8e6, 1.1e7
+"""Bytes of a linear layer's table per microsecond from DRAM, and then from the L2 cache: fitted, with the next, to 360
+times of four layers with one to sixteen rows."""
+ROWS_MICROSECONDS = 4.7e-5
+"""Microseconds of a block per input and row, to put the rows of an input side by side in shared memory."""
 TABLE_MICROSECONDS = 2.48
 """Microseconds of a launch until its first weights are there, and for the sums of the lanes at its end."""
 TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
@@ -32,9 +32,9 @@ def table_linear_microseconds(planned: PlannedLaunch) -> float:
     from_dram = table / (TABLE_BYTES_PER_MICROSECOND * dram_ratio(device))
     from_l2 = ((x - 1) * table + inputs) / (TABLE_BYTES_AGAIN * l2_ratio(device))
     images, here = layer.tiling.images, math.ceil(x * groups / device.multiprocessors)
-    spread = SPREAD_MICROSECONDS * layer.geometry.channels * images * here if images > 1 else 0.0
+    copying = ROWS_MICROSECONDS * layer.geometry.channels * images * here
     slower = clocks_per_microsecond(REFERENCE) / clocks_per_microsecond(device)
-    return from_dram + from_l2 + spread * slower + TABLE_MICROSECONDS
+    return from_dram + from_l2 + copying * slower + TABLE_MICROSECONDS
 
 
 def table_conv2d_microseconds(planned: PlannedLaunch) -> float:
