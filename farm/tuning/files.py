@@ -17,7 +17,8 @@ SCHEMA_VERSION = 1
 SHIPPED = ("h200.jsonl", "h200_networks.jsonl")
 """Files beside this module, exported after `farm tune` on the GPU in their name: `--op all`, and whole networks.
 These are tuned for batch 1 and 64; ResNet-18 and ResNet-50 also for 2, 4, 8, 16 and 32, MobileNetV2 in
-float16 for 2, 8 and 32, and VGG-16, the U-Net and MobileNetV2 in float32 for 8 and 32.
+float16 for 2, 8, 16 and 32, VGG-16 in float16 for 2, 4, 8, 16 and 32, in float32 its larger layers for 16, and VGG-16,
+the U-Net and MobileNetV2 in float32 for 8 and 32.
 
 Records without cubins come from tests/benchmarks/cost_model: the best of six tilings per layer, one of them the cost
 model's choice, with the L2 cache overwritten for cold times. One record in `h200.jsonl`, of ResNet's first layer with

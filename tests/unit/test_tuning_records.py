@@ -112,7 +112,8 @@ def test_float16_layers_of_resnet50_and_vgg16_at_batch_64_have_records_near_the_
         shared = tuned_spec(replace(point.spec, epilogue=()))  # of those with a residual, but for new ones
         record = records.get((tuned_spec(point.spec), *bands)) or records[(shared, *bands)]
         times = {each.tiling: each.cold_microseconds for each in measured.points}
-        slower.append(times.get(record.tiling, math.inf) / min(times.values()))
+        # A record may have a tiling of a later search.
+        slower.append(times.get(record.tiling, record.cold_microseconds or math.inf) / min(times.values()))
     assert np.mean(np.array(slower) <= 1.05) >= 0.9
 
 
