@@ -363,7 +363,7 @@ class Farm:
         """Report of a job: zeros, code size and kernel time per layer."""
         detail = self.inspect(job_id)
         trace = trace_id(detail.job.id) if self._settings.otlp_endpoint else ""
-        return job_report(detail, self._ledger, self._store, shipped_records(), trace)
+        return job_report(detail, self._ledger, self._store, trace)
 
     def sweep_report(self, submission: str) -> SweepReport:
         """Report of a submission: its checkpoints compared, and their runs over time. Raises NotFoundError."""

@@ -46,12 +46,12 @@ def plan(request: BuildRequest, price: PriceText = None, as_json: AsJson = False
 
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
     architecture, CPU time of ptxas (`direct`: assembled without it; `patched`: into code of the same mask), and kernel
-    time at --batch by the cost model. Then skipped layers, coverage, code size and kernel time for each architecture's
-    GPU, and the totals of all models, which share templates and cubins. With a price, also the cost of the CPU time,
-    and what the store saves of it.
+    time at --batch, as measured when it was tuned, else by the cost model. Then skipped layers, coverage, code size and
+    kernel time for each architecture's GPU, and the totals of all models, which share templates and cubins. With a
+    price, also the cost of the CPU time, and what the store saves of it.
 
-    The cost model is fitted to an H200, that of dense layers in PyTorch to an H100. For other GPUs both are scaled by
-    the figures of their data sheets. Both count the compiled layers only.
+    The cost model is fitted to an H200, that of dense layers in PyTorch to an H100. For other GPUs times are scaled by
+    the figures of their data sheets. All count the compiled layers only.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

@@ -167,6 +167,10 @@ class TilingChoice:
     """Why a tuning record was not used, in words."""
     batches: tuple[int, ...] = ()
     """Batch sizes that the tiling is for, one after another among the job's; empty: all of the job's."""
+    measured: tuple[tuple[int, float], ...] = ()
+    """Images, or rows of a linear layer, for which the record was made, and its time in microseconds, cold if known.
+
+    Not that of a record that stands in for one of other images, density or tiling."""
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,9 @@ def _divided(
     for batch in options.batches:
         for tiling, choice in book.tilings(layer.spec, batch * layer.likely_rows, nonzeros, options):
             fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
-            chosen.append((batch, fast, choice))
+            chosen.append((batch, fast, choice if fast == tiling else replace(choice, measured=())))
     count, mask = layer.weights.nonzeros, mask_digest(layer.spec, layer.weights)
-    cases = ((batch, tiling, choice.arch) for batch, tiling, choice in chosen)
-    times = tuple(times_of(layer, count, cases, options)) if chooses(options) else ()
+    times = tuple(times_of(layer, count, chosen, options)) if chooses(options) else ()
     if left := left_dense(layer, count, times, options):
         return _Division("", count, mask, (), times, left)
     by_tiling = _merged(chosen)
@@ -174,7 +173,8 @@ def _merged(chosen: Sequence[tuple[int, Tiling, TilingChoice]]) -> list[tuple[Ti
             gpu = next((choice.gpu for _, _, choice in same if choice.gpu), "")
             note = "; ".join(dict.fromkeys(choice.note for _, _, choice in same if choice.note))
             batches = () if len(same) == len(of_arch) else tuple(batch for batch, _, _ in same)
-            merged.setdefault((tiling, runs[tiling]), []).append(TilingChoice(arch, gpu, note, batches))
+            measured = tuple(each for _, _, choice in same for each in choice.measured)
+            merged.setdefault((tiling, runs[tiling]), []).append(TilingChoice(arch, gpu, note, batches, measured))
             runs[tiling] += 1
     return [(tiling, choices) for (tiling, _), choices in merged.items()]
 

@@ -161,9 +161,14 @@ def build_of_row(row: Any) -> Build:
         residual=row.residual,
         rows=row.rows or None,
         folded=tuple(row.folded),
-        choices=tuple(TilingChoice(**{**choice, "batches": tuple(choice["batches"])}) for choice in row.choices),
+        choices=tuple(map(_choice_of_json, row.choices)),
         gate=row.gate,
     )
+
+
+def _choice_of_json(value: dict[str, Any]) -> TilingChoice:
+    measured = tuple((rows, microseconds) for rows, microseconds in value["measured"])
+    return TilingChoice(**{**value, "batches": tuple(value["batches"]), "measured": measured})
 
 
 def result_row(result: BuildResult, job_id: str, at: float) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from codegen.selection.dense_cost import DENSE_PRECISIONS, DensePrecision, dense
 from codegen.selection.tool_time import SKELETON_SECONDS, direct_seconds, nvcc_seconds, ptxas_seconds
 from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
+from farm.jobs.kernel_times import build_microseconds
 from farm.jobs.model import Build, NewJob
 from farm.reports.coverage import Coverage, coverage_of
-from farm.reports.shared_archs import SharedCost, kernel_microseconds, shared_costs
+from farm.reports.shared_archs import SharedCost, shared_costs
 from farm.reports.trust import TrustSaving, trust_savings
 from farm.scheduler.plan import Plan, plan
 from farm.store.contract import Store
@@ -183,7 +184,7 @@ def forecast(
             skeleton_seconds=_skeleton_seconds(kernels),
             assembler_seconds=sum(kernel.assembler_seconds for kernel in kernels),
             kernel_microseconds={
-                arch: {batch: kernel_microseconds(build, batch, options.device(arch)) for batch in batches}
+                arch: {batch: build_microseconds(build, batch, options.device(arch)) for batch in batches}
                 for arch, batches in served.items()
             },
             dense_microseconds={

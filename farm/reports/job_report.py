@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 from codegen.ir.checkpoint import Weights
 from codegen.ir.layer_spec import LIKELY_ROWS
+from farm.jobs.kernel_times import build_microseconds
 from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail
 from farm.ledger import Ledger, Statistics
 from farm.reports.coverage import Coverage, coverage_of
-from farm.reports.shared_archs import kernel_microseconds
 from farm.reports.zero_map import ZeroMap, zero_map
 from farm.store.contract import Store
-from farm.tuning.book import key_of, own_and_shared
-from farm.tuning.record import TuningRecord, plain_arch
 
 
 @dataclass(frozen=True)
@@ -102,19 +100,15 @@ class JobReport:
         return [tuple(group) for group in groups.values()]
 
 
-def job_report(
-    detail: JobDetail, ledger: Ledger, store: Store, shipped: Sequence[TuningRecord], trace: str
-) -> JobReport:
-    """Report of a job, finished or not; `shipped` are tuning records beside the ledger's own."""
-    tuned = sorted({plain_arch(choice.arch) for build in detail.builds for choice in build.choices if choice.gpu})
-    records = (*ledger.tuning.records(tuned), *shipped) if tuned else ()
+def job_report(detail: JobDetail, ledger: Ledger, store: Store, trace: str) -> JobReport:
+    """Report of a job, finished or not."""
     layers = []
     for _, builds in groupby(detail.builds, key=lambda build: build.position):
         variants = list(builds)
         weights = _weights(store, variants[0])
         layers.append(
             LayerReport(
-                tuple(_variant(detail, build, weights, records) for build in variants),
+                tuple(_variant(detail, build) for build in variants),
                 None if weights is None else zero_map(weights.kernel),
             )
         )
@@ -127,24 +121,19 @@ def _weights(store: Store, build: Build) -> Weights | None:
     return None if data is None else Weights.from_bytes(build.spec, data)
 
 
-def _variant(detail: JobDetail, build: Build, weights: Weights | None, records: Sequence[TuningRecord]) -> Variant:
+def _variant(detail: JobDetail, build: Build) -> Variant:
     options = detail.job.options
     archs, results = build.archs(options), tuple(detail.results_of(build))
     timed = [arch for arch in archs if build.serves(arch, options.batches[-1], options)]
-    times = {arch: _time(options, build, arch, weights, records) for arch in timed}
+    times = {arch: _time(options, build, arch) for arch in timed}
     return Variant(build, archs, results, times)
 
 
-def _time(
-    options: BuildOptions, build: Build, arch: str, weights: Weights | None, records: Sequence[TuningRecord]
-) -> KernelTime:
-    batch = options.batches[-1] * (build.rows or LIKELY_ROWS)
-    gpus = [choice.gpu for choice in build.choices if choice.arch == arch and choice.gpu]
-    if gpus and weights is not None:
-        key = key_of(arch, build.spec, batch, weights.nonzeros_per_output, options.accumulate, options.optimisation)
-        keys = own_and_shared(key) if key.batch_band == batch else ()  # otherwise measured at another batch
-        for record in records:
-            if record.key in keys and record.gpu in gpus and record.tiling == build.tiling:
-                return KernelTime(record.cold_microseconds or record.microseconds, record.gpu, measured=True)
+def _time(options: BuildOptions, build: Build, arch: str) -> KernelTime:
+    batch = options.batches[-1]
+    for choice in build.choices:
+        times = dict(choice.measured) if choice.arch == arch else {}
+        if time := times.get(batch * (build.rows or LIKELY_ROWS)):
+            return KernelTime(time, choice.gpu, measured=True)
     device = options.device(arch)
-    return KernelTime(kernel_microseconds(build, options.batches[-1], device), device.name, measured=False)
+    return KernelTime(build_microseconds(build, batch, device), device.name, measured=False)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.ir.layer_spec import LIKELY_ROWS
-from codegen.kernels import tiled
-from codegen.selection.cost_model import network_microseconds
 from codegen.target.arch import served_archs
 from codegen.target.device_model import DeviceModel
-from farm.jobs.model import Build, BuildOptions, NewJob
+from farm.jobs.kernel_times import build_microseconds
+from farm.jobs.model import BuildOptions, NewJob
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,6 @@ def shared_costs(job: NewJob, own: NewJob) -> tuple[SharedCost, ...]:
     )
 
 
-def kernel_microseconds(build: Build, batch: int, device: DeviceModel) -> float:
-    """Predicted time of a layer's kernels on a GPU, at a batch size."""
-    rows, density = batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
-    return network_microseconds(tiled(build.spec, build.tiling), rows, density, device)
-
-
 def _microseconds(job: NewJob, arch: str, device: DeviceModel, batch: int) -> float:
     builds = (build for build in job.builds if build.serves(arch, batch, job.options))
-    return sum(kernel_microseconds(build, batch, device) for build in builds)
+    return sum(build_microseconds(build, batch, device) for build in builds)

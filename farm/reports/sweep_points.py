@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from farm.jobs.kernel_times import build_microseconds
 from farm.jobs.model import Job, JobDetail, Status
-from farm.reports.shared_archs import kernel_microseconds
 
 
 @dataclass(frozen=True)
@@ -46,5 +46,5 @@ def sweep_points(details: Iterable[JobDetail]) -> Iterator[SweepPoint]:
                 sum(build.nonzeros for build in layers),
                 sum(result.cubin_bytes for result in results),
                 sum(result.rewrite_seconds + result.ptxas_seconds for result in results),
-                sum(kernel_microseconds(build, options.batches[-1], options.device(arch)) for build in timed),
+                sum(build_microseconds(build, options.batches[-1], options.device(arch)) for build in timed),
             )

@@ -119,7 +119,8 @@ class TuningBook:
                     spec, tiling, nonzeros, options.device(arch), code_limit_bytes=options.code_limit_bytes
                 )
                 if not note:
-                    found.append((tiling, TilingChoice(arch, record.gpu)))
+                    bands = bands_of(spec, batch, int(nonzeros.sum()))
+                    found.append((tiling, TilingChoice(arch, record.gpu, measured=_measured(record, batch, bands))))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
             kind = clusters, device = has_clusters(arch), options.device(arch)
@@ -183,6 +184,13 @@ class TuningBook:
             ratios = (record.key.density_band / key.density_band, record.key.batch_band / key.batch_band)
             if all(1 / NEAR <= ratio <= NEAR for ratio in ratios):
                 yield record, tiling
+
+
+def _measured(record: TuningRecord, batch: int, bands: tuple[int, float]) -> tuple[tuple[int, float], ...]:
+    """The batch and the time of a record, if it was made for this batch and these bands."""
+    if batch != bands[0] or bands != (record.key.batch_band, record.key.density_band):
+        return ()
+    return ((batch, record.cold_microseconds or record.microseconds),)
 
 
 NO_RECORDS = TuningBook({})

@@ -140,13 +140,13 @@ def test_times_are_measured_where_a_record_gave_the_tiling_and_predicted_elsewhe
 
 def test_a_measured_time_counts_for_its_own_architecture_only(yard: Farmyard) -> None:
     tuned = layer("conv1")
-    found, older = record(tuned, 64), replace(record(tuned, 64), gpu="NVIDIA A100-SXM4-80GB", cold_microseconds=9.5)
+    found, older = record(tuned, 64), replace(record(tuned, 64), gpu="NVIDIA A100-SXM4-80GB", cold_microseconds=3.5)
     older = replace(older, key=replace(older.key, arch="sm_80"))
     yard.ledger.tuning.put(found)
     yard.ledger.tuning.put(older)
     both = reported(yard, tuned, book=TuningBook.of([found, older]))
     assert len(both.layers[0].variants) == 1  # one tiling
-    assert [both.layers[0].time_for(arch).microseconds for arch in ("sm_80", "sm_90")] == [9.5, 4.5]
+    assert [both.layers[0].time_for(arch).microseconds for arch in ("sm_80", "sm_90")] == [3.5, 4.5]
 
 
 def test_a_record_without_the_residual_counts_as_measured(yard: Farmyard) -> None:
