@@ -168,9 +168,9 @@ class TilingChoice:
     batches: tuple[int, ...] = ()
     """Batch sizes that the tiling is for, one after another among the job's; empty: all of the job's."""
     measured: tuple[tuple[int, float], ...] = ()
-    """Images, or rows of a linear layer, for which the record was made, and its time in microseconds, cold if known.
+    """Images, or rows of a linear layer, of the tuning records, and their times in microseconds, cold if known.
 
-    Not that of a record that stands in for one of other images, density or tiling."""
+    A record that stands in for one of another density, or of other images, has no time here."""
 
 
 @dataclass(frozen=True)
