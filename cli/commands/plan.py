@@ -46,9 +46,9 @@ def plan(request: BuildRequest, price: PriceText = None, as_json: AsJson = False
 
     For each layer: its share of the model, cubins to build (`there`: all are in the store), code size of one
     architecture, CPU time of ptxas (`direct`: assembled without it; `patched`: into code of the same mask), and kernel
-    time at --batch, as measured when it was tuned, else by the cost model. Then skipped layers, coverage, code size and
-    kernel time for each architecture's GPU, and the totals of all models, which share templates and cubins. With a
-    price, also the cost of the CPU time, and what the store saves of it.
+    time at --batch in a network, from its time when tuned, else by the cost model. Then skipped layers, coverage, code
+    size and kernel time for each architecture's GPU, and the totals of all models, which share templates and cubins.
+    With a price, also the cost of the CPU time, and what the store saves of it.
 
     The cost model is fitted to an H200, that of dense layers in PyTorch to an H100. For other GPUs times are scaled by
     the figures of their data sheets. All count the compiled layers only.

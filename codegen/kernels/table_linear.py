@@ -32,7 +32,7 @@ ALIGNED_WORDS = 32
 """Alignment of the parts of a table: 128 bytes."""
 AHEAD = 4
 """Units of a warp on their way at once."""
-MOST_ROW_WORDS = 4
+ROW_WORDS = (1, 2, 4)
 """Words of one access to shared memory, by which a thread reads all rows of an input."""
 WARPS = (4, 8, 16, 32)
 IMAGES = (1, 2, 4, 8)
@@ -52,8 +52,8 @@ def refusal(layer: LoweredLinear, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and order; empty if it can."""
     if tiling.cluster > 1:
         return "its inputs are not divided over clusters"
-    if _row_words(layer.spec, tiling.images) > MOST_ROW_WORDS:
-        return "the rows of an input are more than one access to shared memory reads"
+    if _row_words(layer.spec, tiling.images) not in ROW_WORDS:
+        return "the rows of an input are not one access to shared memory"
     return table_refusal(tiling)
 
 
@@ -203,7 +203,7 @@ def workload(layer: TiledLinear) -> Workload:
 
 def candidates(layer: LoweredLinear) -> Iterator[Tiling]:
     """Candidate tilings in a fixed order, all of which fit."""
-    for images in (each for each in IMAGES if _row_words(layer.spec, each) <= MOST_ROW_WORDS):
+    for images in (each for each in IMAGES if _row_words(layer.spec, each) in ROW_WORDS):
         most = SHARED_BYTES // (4 * _row_words(layer.spec, images)) // LANES * LANES - LANES
         chunks = -(-layer.spec.inputs // most)
         size = -(-layer.spec.inputs // (chunks * LANES)) * LANES

@@ -23,9 +23,10 @@ IN_NETWORK: Final = {"float32": 1.1, "float16": 1.2, "bfloat16": 1.2}
 """Time of compiled layers in a network over the sum of their predicted times: networks of convolutions on an H100 and
 an H200 took 1.0 to 1.2 times as long in float32, 0.95 to 1.4 times in float16."""
 MEASURED_IN_NETWORK: Final = {"float32": 1.02, "float16": 1.05, "bfloat16": 1.05}
+"""Time of compiled layers in a network over the sum of their measured times, but for the gaps between them."""
 GAP_MICROSECONDS: Final = 0.8
-"""The same over the sum of their measured times, and the time from a layer to the next: 6 % off (root mean square) in
-33 cases of four networks with one to 64 images on H200s."""
+"""From a layer to the next one: with both, 6 % off (root mean square) in 33 cases of four networks, one to 64 images on
+H200s."""
 POOL_BYTES_PER_MICROSECOND, POOL_MICROSECONDS = 4.0e6, 1.23
 """Bytes that a separate max pool moves per microsecond, and its launch."""
 OVERLAPPING_HALVES_PER_MICROSECOND = 3.0e6

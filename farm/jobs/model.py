@@ -168,9 +168,9 @@ class TilingChoice:
     batches: tuple[int, ...] = ()
     """Batch sizes that the tiling is for, one after another among the job's; empty: all of the job's."""
     measured: tuple[tuple[int, float], ...] = ()
-    """Images, or rows of a linear layer, of the tuning records, and their times in microseconds, cold if known.
+    """Images, or rows of a linear layer, of the GPU's tuning records, and their cold times in microseconds.
 
-    A record that stands in for one of another density, or of other images, has no time here."""
+    A record that stands in for one of another density or accumulator, or of other images, has no time here."""
 
 
 @dataclass(frozen=True)

@@ -47,4 +47,5 @@ def shared_costs(job: NewJob, own: NewJob) -> tuple[SharedCost, ...]:
 
 def _microseconds(job: NewJob, arch: str, device: DeviceModel, batch: int) -> float:
     builds = (build for build in job.builds if build.serves(arch, batch, job.options))
-    return sum(build_microseconds(build, batch, device) for build in builds)
+    # Measured times are of some architectures' tilings only: both sides are predicted.
+    return sum(build_microseconds(replace(build, choices=()), batch, device) for build in builds)

@@ -120,7 +120,8 @@ class TuningBook:
                 )
                 if not note:
                     bands = bands_of(spec, batch, int(nonzeros.sum()))
-                    found.append((tiling, TilingChoice(arch, record.gpu, measured=_measured(record, batch, bands))))
+                    times = _measured(record, batch, bands) if tiling == record.tiling else ()
+                    found.append((tiling, TilingChoice(arch, record.gpu, measured=times)))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
             kind = clusters, device = has_clusters(arch), options.device(arch)
@@ -187,10 +188,10 @@ class TuningBook:
 
 
 def _measured(record: TuningRecord, batch: int, bands: tuple[int, float]) -> tuple[tuple[int, float], ...]:
-    """The batch and the time of a record, if it was made for this batch and these bands."""
+    """The batch and the cold time of a record of these bands, if the batch is the one that its band is named after."""
     if batch != bands[0] or bands != (record.key.batch_band, record.key.density_band):
         return ()
-    return ((batch, record.cold_microseconds or record.microseconds),)
+    return () if record.cold_microseconds is None else ((batch, record.cold_microseconds),)
 
 
 NO_RECORDS = TuningBook({})

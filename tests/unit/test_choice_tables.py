@@ -113,8 +113,9 @@ def test_more_rows_than_a_block_has_take_longer() -> None:
 def test_the_rows_of_an_input_are_one_access_to_shared_memory() -> None:
     eight = replace(TABLE, images=8, chunk_channels=1024)
     assert tiled(replace(LAST, data_type="float16"), eight).launch.shared_bytes == 16 * 1025
-    with pytest.raises(TilingError, match="more than one access"):
-        tiled(LAST, eight)
+    for spec, images in ((LAST, 8), (LAST, 3), (replace(LAST, data_type="float16"), 6)):
+        with pytest.raises(TilingError, match="are not one access"):
+            tiled(spec, replace(eight, images=images))
 
 
 def test_ptxas_makes_it_whoever_is_asked_for() -> None:

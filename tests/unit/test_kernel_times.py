@@ -20,7 +20,8 @@ from codegen.target.device_model import DeviceModel, device_named
 from farm.jobs.kernel_times import kernel_microseconds
 from farm.jobs.model import BuildOptions, NewJob, TilingChoice
 from farm.jobs.submission import new_job
-from farm.tuning.book import TuningBook
+from farm.tuning.book import TuningBook, key_of
+from farm.tuning.record import TuningRecord
 from tests.samples import checkpoint, layer
 from tests.tuning_samples import record
 
@@ -80,35 +81,50 @@ def test_without_a_time_of_this_case_it_is_predicted(choice: TilingChoice) -> No
     assert time_on("h200", choice) == predicted("h200")
 
 
-def submitted(microseconds: float, options: BuildOptions = OPTIONS) -> NewJob:
-    book = TuningBook.of([record(TILING, SPARSE, gpu="NVIDIA H200", microseconds=microseconds)])
+def cold(microseconds: float, batch: int = 64, gpu: str = "NVIDIA H200") -> TuningRecord:
+    found = record(TILING, SPARSE, gpu=gpu, batch=batch)
+    return replace(found, cold_microseconds=microseconds, model_cold_microseconds=microseconds)
+
+
+def submitted(*records: TuningRecord, options: BuildOptions = OPTIONS) -> NewJob:
     other = layer("other", spec=replace(SPEC, output_channels=32), sparsity=0.95)
+    book = TuningBook.of(records)
     return new_job(checkpoint(SPARSE, other), options, namespace="test", name="net", store=None, book=book)
 
 
+def times(*records: TuningRecord, batches: tuple[int, ...]) -> list[tuple[tuple[int, float], ...]]:
+    """The measured times of the first layer's builds."""
+    job = submitted(*records, options=BuildOptions(("sm_90",), batches, leave_dense="never"))
+    return [choice.measured for build in job.builds if build.layer == "sparse" for choice in build.choices]
+
+
 def test_a_measured_time_decides_what_is_left_dense() -> None:
-    assert not submitted(5.0).skipped
-    [left] = submitted(900.0).skipped
+    assert not submitted(cold(5.0)).skipped
+    [left] = submitted(cold(900.0)).skipped
     assert (left.name, left.kind) == ("sparse", "left dense")
     assert f"{in_network(900.0):.1f} us compiled" in left.reason
 
 
 def test_each_batch_size_has_the_time_that_was_measured_for_it() -> None:
-    records = [
-        record(TILING, SPARSE, gpu="NVIDIA H200", batch=batch, microseconds=time)
-        for batch, time in ((16, 3.0), (64, 9.0))
-    ]
-    options = BuildOptions(("sm_90",), (16, 50, 64), leave_dense="never")
-    [build] = new_job(
-        checkpoint(SPARSE), options, namespace="test", name="net", store=None, book=TuningBook.of(records)
-    ).builds
-    assert [choice.measured for choice in build.choices] == [((16, 3.0), (64, 9.0))]
+    assert times(cold(3.0, 16), cold(9.0), batches=(16, 50, 64)) == [((16, 3.0), (64, 9.0))]
 
 
-def test_a_record_of_another_density_is_no_measurement() -> None:
-    denser = layer("denser", spec=SPEC, sparsity=0.92)
-    book = TuningBook.of([record(TILING, SPARSE, gpu="NVIDIA H200")])
-    [(tiling, choice)] = book.tilings(SPEC, 64, denser.weights.nonzeros_per_output, OPTIONS)
+def test_times_of_two_gpus_are_not_mixed() -> None:
+    assert times(cold(3.0, 16, "NVIDIA GH200 480GB"), cold(9.0), batches=(16, 64)) == [((16, 3.0),)]
+
+
+def test_a_warm_time_is_no_time_in_a_network() -> None:
+    assert times(record(TILING, SPARSE, gpu="NVIDIA H200"), batches=(64,)) == [()]
+
+
+def test_a_record_of_another_density_or_accumulator_is_no_measurement() -> None:
+    denser = layer("denser", spec=SPEC, sparsity=0.92).weights.nonzeros_per_output
+    [(tiling, choice)] = TuningBook.of([cold(5.0)]).tilings(SPEC, 64, denser, OPTIONS)
     assert (tiling, choice) == (TILING, TilingChoice("sm_90", "NVIDIA H200"))
-    [(_, of_its_own)] = book.tilings(SPEC, 64, np.asarray(NONZEROS), OPTIONS)
-    assert of_its_own.measured
+    halves = replace(SPEC, channels=256, data_type="float16")
+    many = np.full(64, 300)
+    key = key_of("sm_90", halves, 64, many, "float32", 3)
+    slow = replace(cold(5.0), key=key, tiling=choose_tiling(halves, 64, many, clusters=True))
+    for accumulate, measured in (("float32", ((64, 5.0),)), ("float16", ())):
+        [(_, choice)] = TuningBook.of([slow]).tilings(halves, 64, many, replace(OPTIONS, accumulate=accumulate))
+        assert (choice.gpu, choice.measured) == ("NVIDIA H200", measured)

@@ -34,7 +34,6 @@ from tests.tuning_samples import GPU, other_tiling, record
 LAYER = layer()
 BY_MODEL = choose_tiling(SMALL, 64, LAYER.weights.nonzeros_per_output)
 TUNED = other_tiling(BY_MODEL)
-MEASURED = TilingChoice("sm_90", GPU, measured=((64, 10.0),))
 SCHEMA = json.loads(files("farm.tuning").joinpath("tuning.schema.json").read_text())
 
 
@@ -190,13 +189,13 @@ def test_without_records_a_layer_is_one_build_by_the_model() -> None:
 def test_a_record_for_one_architecture_splits_the_layer() -> None:
     first, second = submitted(record(TUNED)).builds
     assert (first.tiling, first.choices) == (BY_MODEL, (TilingChoice("sm_80"),))
-    assert (second.tiling, second.choices) == (TUNED, (MEASURED,))
+    assert (second.tiling, second.choices) == (TUNED, (TilingChoice("sm_90", GPU),))
     assert first.position == second.position == 0
 
 
 def test_a_record_of_the_tiling_that_the_model_chooses_splits_nothing() -> None:
     [build] = submitted(record(BY_MODEL)).builds
-    assert build.choices == (TilingChoice("sm_80"), MEASURED)
+    assert build.choices == (TilingChoice("sm_80"), TilingChoice("sm_90", GPU))
 
 
 def test_the_fastest_record_of_the_ledger_counts_whatever_ships() -> None:
@@ -204,9 +203,9 @@ def test_the_fastest_record_of_the_ledger_counts_whatever_ships() -> None:
     shipped = record(BY_MODEL, gpu="NVIDIA Shipped", microseconds=1.0)
     options = BuildOptions(("sm_90",))
     [build] = submitted(slow, record(TUNED), shipped, options=options, own=2).builds
-    assert (build.tiling, build.choices) == (TUNED, (MEASURED,))
+    assert (build.tiling, build.choices) == (TUNED, (TilingChoice("sm_90", GPU),))
     [build] = submitted(shipped, options=options, own=0).builds
-    assert build.choices == (TilingChoice("sm_90", "NVIDIA Shipped", measured=((64, 1.0),)),)
+    assert build.choices == (TilingChoice("sm_90", "NVIDIA Shipped"),)
 
 
 def test_a_record_is_for_layers_with_any_activation() -> None:

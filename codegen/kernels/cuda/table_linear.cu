@@ -1,6 +1,6 @@
 // Fully connected layer for a few rows of a batch with its weights in a table beside the code.
 //
-// Each weight is used once for each row then. As an immediate it is 16 bytes of code, which a GPU fetches at a ninth of
+// Each weight is used once for each row then. As an immediate it is 16 bytes of code, which a GPU fetches at an eighth of
 // the rate of data; in the table it is its value and its column, 6 bytes, or 4 of 16-bit types. The code that reads
 // them is the same for every checkpoint: the rewriter puts in nothing but the table (`farm.table`).
 //
@@ -123,7 +123,7 @@ __device__ __forceinline__ void copy(Rows* inputs, const Element* input, int fir
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
-    extern __shared__ Rows inputs[];
+    extern __shared__ __align__(16) Rows inputs[];
     const int thread = threadIdx.x, lane = thread % LANES;
     const int channel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
     const bool exists = channel < OUTPUT_CHANNELS;
