@@ -67,12 +67,13 @@ def network_microseconds(
     `measured`: the time of this tiling for this batch as in a network, and its GPU; on another GPU it takes longer by
     the ratio of the predictions.
     """
-    predicted = predict_microseconds(layer, batch, density, device=device)
     if measured is None:
-        return IN_NETWORK[layer.spec.data_type] * predicted
+        return IN_NETWORK[layer.spec.data_type] * predict_microseconds(layer, batch, density, device=device)
     time, gpu = measured
-    of_gpu = predicted if gpu == device else predict_microseconds(layer, batch, density, device=gpu)
-    return MEASURED_IN_NETWORK[layer.spec.data_type] * time * predicted / of_gpu + GAP_MICROSECONDS
+    if gpu != device:
+        here, there = (predict_microseconds(layer, batch, density, device=each) for each in (device, gpu))
+        time *= here / there
+    return MEASURED_IN_NETWORK[layer.spec.data_type] * time + GAP_MICROSECONDS
 
 
 def pool_microseconds(spec: Conv2d, batch: int, device: DeviceModel = REFERENCE) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen.ir.layer_spec import LIKELY_ROWS, LayerSpec
+from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.kernels import tiled
 from codegen.selection.cost_model import network_microseconds
@@ -16,15 +16,16 @@ def kernel_microseconds(
     spec: LayerSpec, tiling: Tiling, rows: int, density: float, device: DeviceModel, choices: Sequence[TilingChoice]
 ) -> float:
     """The time for this many images, or rows of a linear layer; `choices` are the origins of the tiling."""
-    measured = (
-        (dict(choice.measured)[rows], gpu)
-        for choice in choices
-        if rows in dict(choice.measured) and (gpu := device_named(choice.gpu)) is not None and gpu.arch == device.arch
-    )
-    return network_microseconds(tiled(spec, tiling), rows, density, device, next(measured, None))
+    layer = tiled(spec, tiling)
+    for choice in choices:
+        if (time := choice.microseconds(rows)) is not None:
+            gpu = device_named(choice.gpu)
+            if gpu is not None and gpu.arch == device.arch:
+                return network_microseconds(layer, rows, density, device, (time, gpu))
+    return network_microseconds(layer, rows, density, device)
 
 
 def build_microseconds(build: Build, batch: int, device: DeviceModel) -> float:
     """The time of a build's kernels on a GPU, at a batch size."""
-    rows, density = batch * (build.rows or LIKELY_ROWS), build.nonzeros / build.spec.weights_count
+    rows, density = batch * build.likely_rows, build.nonzeros / build.spec.weights_count
     return kernel_microseconds(build.spec, build.tiling, rows, density, device, build.choices)

@@ -172,6 +172,10 @@ class TilingChoice:
 
     A record that stands in for one of another density or accumulator, or of other images, has no time here."""
 
+    def microseconds(self, rows: int) -> float | None:
+        """The measured time for this many images, or rows of a linear layer; None if there is none."""
+        return dict(self.measured).get(rows)
+
 
 @dataclass(frozen=True)
 class Build:
@@ -207,6 +211,11 @@ class Build:
     gate: str = ""
     """Name of the tensor that multiplies a gated layer's input; empty for other layers."""
 
+    @property
+    def likely_rows(self) -> int:
+        """Rows per image that times are predicted for."""
+        return self.rows or LIKELY_ROWS
+
     def archs(self, options: BuildOptions) -> tuple[str, ...]:
         """The job's architectures that this build is for."""
         return tuple(choice.arch for choice in self.choices) or options.archs
@@ -223,7 +232,7 @@ class Build:
         """Largest number of images, or of rows of a Linear, that its kernels are meant for; None: any number."""
         own = self.own_batches(arch)
         most = options.most_images(own[-1]) if own else None
-        return None if most is None else min(most * (self.rows or LIKELY_ROWS), MOST_IMAGES)
+        return None if most is None else min(most * self.likely_rows, MOST_IMAGES)
 
     def parts_of(self, arch: str) -> tuple[Part, ...]:
         """The parts for an architecture, in order; each is one cubin."""

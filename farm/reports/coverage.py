@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from codegen.ir.layer_spec import LIKELY_ROWS, SkippedLayer
+from codegen.ir.layer_spec import SkippedLayer
 from farm.jobs.model import Build
 
 LOW = 0.9
@@ -80,4 +80,4 @@ def coverage_warning(job: str, coverage: Coverage) -> str | None:
 
 def multiply_adds_of(build: Build) -> int:
     """Multiply-adds per image, zero weights included."""
-    return build.spec.multiply_adds * (build.rows or LIKELY_ROWS)
+    return build.spec.multiply_adds * build.likely_rows

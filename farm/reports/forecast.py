@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.ir.checkpoint import Checkpoint
-from codegen.ir.layer_spec import LIKELY_ROWS
 from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.dense_cost import DENSE_PRECISIONS, DensePrecision, dense_microseconds
@@ -189,7 +188,7 @@ def forecast(
             },
             dense_microseconds={
                 arch: {
-                    batch: dense_microseconds(build.spec, batch * (build.rows or LIKELY_ROWS), options.device(arch))
+                    batch: dense_microseconds(build.spec, batch * build.likely_rows, options.device(arch))
                     for batch in batches
                 }
                 for arch, batches in served.items()

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from codegen.ir.checkpoint import Weights
-from codegen.ir.layer_spec import LIKELY_ROWS
 from farm.jobs.kernel_times import build_microseconds
 from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail
 from farm.ledger import Ledger, Statistics
@@ -132,8 +131,8 @@ def _variant(detail: JobDetail, build: Build) -> Variant:
 def _time(options: BuildOptions, build: Build, arch: str) -> KernelTime:
     batch = options.batches[-1]
     for choice in build.choices:
-        times = dict(choice.measured) if choice.arch == arch else {}
-        if time := times.get(batch * (build.rows or LIKELY_ROWS)):
+        time = choice.microseconds(batch * build.likely_rows)
+        if choice.arch == arch and time is not None:
             return KernelTime(time, choice.gpu, measured=True)
     device = options.device(arch)
     return KernelTime(build_microseconds(build, batch, device), device.name, measured=False)
