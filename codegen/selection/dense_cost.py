@@ -1,8 +1,9 @@
 """Predicts how long a dense layer takes in PyTorch: what a compiled layer competes with.
 
-The coefficients are fitted to 2,014 layers of seven networks and eight matrix products, measured on one H100 in a CUDA
-graph. `tests/benchmarks/dense_cost` has them, and the fit. A layer is a convolution or matrix product and one pointwise
-kernel, as `torch.compile` leaves them. Predictions for other GPUs are scaled by data sheet.
+The coefficients are fitted to 6,626 layers of seven networks and eight matrix products, measured on one H200 in a CUDA
+graph, with the algorithms that cuDNN predicts. `tests/benchmarks/dense_cost` has them, and the fit. A layer is a
+convolution or matrix product and one pointwise kernel, as `torch.compile` leaves them. Predictions for other GPUs are
+scaled by data sheet.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import ceil, prod
 from typing import Final, Literal, get_args
 
 from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, LayerSpec, Linear, is_pooled
-from codegen.target.device_model import DENSE_REFERENCE, DeviceModel
+from codegen.target.device_model import REFERENCE, DeviceModel
 
 DensePrecision = Literal["fp32", "tf32", "fp16"]
 """Precision of a dense layer's multiply-adds: float32, float32 rounded to TF32, or float16."""
@@ -22,9 +23,12 @@ Layout = Literal["contiguous", "channels_last"]
 DENSE_PRECISIONS: Final[tuple[DensePrecision, ...]] = get_args(DensePrecision)
 _LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 _BYTES: Final = {"fp32": 4, "tf32": 4, "fp16": 2}
-IN_NETWORK: Final = 1.05
-"""Time of layers in a network over their times alone: networks of convolutions on an H100 and an H200, at batch 1, 8
-and 64, took 0.9 to 1.3 times as long as the sum of their layers, in TF32 and in float16."""
+_LOADED_CHANNELS: Final = 16
+"""Input channels that kernels of tensor cores multiply at least, zeros among them: networks' first layers, of three,
+took 0.9 to 1.3 times as long as predicted, with eight 1.3 to 1.8 times."""
+IN_NETWORK: Final = 0.98
+"""Time of layers in a network over their times alone: four networks of convolutions on H200s, at batch 1 to 128, took
+0.8 to 1.2 times as long as the sum of their layers, in TF32 and in float16."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +50,28 @@ class DenseCoefficients:
     """Per microsecond, of the pointwise kernel."""
     overlap: float
     """Exponent of the norm of multiply-adds and bytes: between sum (1) and maximum (infinity)."""
+    filling: float
+    """Waves of tiles whose time passes while the multiprocessors begin and end."""
 
 
 _CONVOLUTIONS: Final[dict[tuple[DensePrecision, Layout], DenseCoefficients]] = {
-    ("fp32", "contiguous"): DenseCoefficients(5.078, 1.682e7, 254.9, 11.19, 7738, 1.428e6, 3.442e6, 2.175),
-    ("tf32", "contiguous"): DenseCoefficients(4.461, 1.091e8, 255.9, 28.93, 3522, 6.000e6, 2.347e6, 1),
-    ("tf32", "channels_last"): DenseCoefficients(5.245, 2.647e8, 45.81, 160.2, 3634, 5.222e6, 2.836e6, 1.176),
-    ("fp16", "contiguous"): DenseCoefficients(4.134, 2.419e8, 162.7, 87.33, 3422, 6.000e6, 1.269e6, 1),
-    ("fp16", "channels_last"): DenseCoefficients(4.313, 4.405e8, 52.18, 161.4, 3696, 6.000e6, 2.310e6, 5),
+    ("fp32", "contiguous"): DenseCoefficients(4.135, 1.861e7, 24.48, 32.95, 8123, 2.039e6, 2.926e6, 1.784, 3.246),
+    ("tf32", "contiguous"): DenseCoefficients(4.215, 1.47e8, 36.44, 135.3, 3291, 6e6, 3.299e6, 1.091, 1.178),
+    ("tf32", "channels_last"): DenseCoefficients(4.798, 2.061e8, 36.27, 92.92, 3681, 5.275e6, 3.041e6, 4.853, 0.8834),
+    ("fp16", "contiguous"): DenseCoefficients(3.723, 1.764e8, 20.85, 86.73, 3301, 6e6, 2.718e6, 4.929, 4.993),
+    ("fp16", "channels_last"): DenseCoefficients(3.735, 4.347e8, 12.25, 143.7, 9170, 6e6, 3.177e6, 5, 2.733),
 }
 _GROUPED: Final[dict[tuple[DensePrecision, Layout], DenseCoefficients]] = {
-    ("fp32", "contiguous"): DenseCoefficients(3.329, 1.418e8, 197.9, 66.92, 258.2, 2.915e6, 1.714e6, 1.692),
-    ("tf32", "contiguous"): DenseCoefficients(3.084, 1.195e8, 241.5, 53.38, 3155, 3.750e6, 1.197e6, 2.465),
-    ("tf32", "channels_last"): DenseCoefficients(3.053, 1.998e8, 190.5, 69.58, 3218, 4.328e6, 6.580e6, 2.286),
-    ("fp16", "contiguous"): DenseCoefficients(3.699, 1.967e8, 256, 58.6, 2773, 1.114e6, 8.000e6, 2.145),
-    ("fp16", "channels_last"): DenseCoefficients(5.666, 6.019e8, 190.1, 77.17, 614.9, 4.884e6, 8.000e6, 1.535),
+    ("fp32", "contiguous"): DenseCoefficients(3.18, 7.087e7, 130.7, 30.4, 1.528e4, 6e6, 1.422e6, 1.196, 1.128),
+    ("tf32", "contiguous"): DenseCoefficients(3.228, 1.242e8, 196.5, 57.03, 3185, 5.557e6, 1.625e6, 1.102, 0.2563),
+    ("tf32", "channels_last"): DenseCoefficients(2.61, 3.982e8, 187.5, 112.5, 2553, 6e6, 8e6, 1.223, 5),
+    ("fp16", "contiguous"): DenseCoefficients(3.349, 1.325e8, 77.99, 48.13, 111.6, 1.102e6, 8e6, 5, 0.8184),
+    ("fp16", "channels_last"): DenseCoefficients(4.589, 2.738e8, 256, 48.59, 2465, 3.004e6, 8e6, 2.416, 5),
 }
 _LINEAR: Final[dict[DensePrecision, DenseCoefficients]] = {
-    "fp32": DenseCoefficients(8, 2.386e7, 31.88, 66.78, 94.94, 6.000e6, 5.816e6, 5),
-    "tf32": DenseCoefficients(4.862, 2.333e8, 63.62, 8.334, 158.1, 2.976e6, 3.475e6, 1.467),
-    "fp16": DenseCoefficients(3.838, 4.044e8, 252.8, 21.44, 3576, 6.000e6, 3.406e6, 2.412),
+    "fp32": DenseCoefficients(6.051, 2.53e7, 25.57, 30.02, 75.74, 6e6, 3.111e6, 5, 1.393),
+    "tf32": DenseCoefficients(4.595, 2.482e8, 121.5, 28.22, 656.7, 5.73e6, 3.298e6, 1.247, 1.377),
+    "fp16": DenseCoefficients(3.852, 3.974e8, 256, 16.07, 4447, 6e6, 3.621e6, 5, 0.2724),
 }
 
 
@@ -89,19 +95,19 @@ def predict_dense_microseconds(
     batch: int,
     precision: DensePrecision,
     layout: Layout = "contiguous",
-    device: DeviceModel = DENSE_REFERENCE,
+    device: DeviceModel = REFERENCE,
 ) -> float:
     """The time of a layer without sparsity in a network's CUDA graph; `batch` are the rows of a Linear."""
-    of, product = coefficients_of(spec, precision, layout), _product(spec, batch)
+    of, product = coefficients_of(spec, precision, layout), _product(spec, batch, precision)
     slots = device.multiprocessors
     tiles = ceil(product.rows / of.tile_rows) * ceil(product.columns / of.tile_columns) * product.groups
     split = min(max(slots / tiles, 1.0), max(product.depth / of.split_depth, 1.0))
-    waves = max(tiles * split / slots, 1.0)
+    waves = max(tiles * split / slots, 1.0) + of.filling
     # The rate is that of the whole GPU, of which a wave of fewer tiles leaves a part idle.
     of_tile = product.depth / split * of.tile_rows * of.tile_columns
     speed = multiply_add_ratio(device, precision)
     compute = waves * of_tile * slots / (of.multiply_adds * speed)
-    moved_ratio = device.dram_gigabytes_per_second / DENSE_REFERENCE.dram_gigabytes_per_second
+    moved_ratio = device.dram_gigabytes_per_second / REFERENCE.dram_gigabytes_per_second
     memory = product.elements * _BYTES[precision] / (of.moved_bytes * moved_ratio)
     pointwise = product.pointwise * _BYTES[precision] / (of.pointwise_bytes * moved_ratio)
     together: float = (compute**of.overlap + memory**of.overlap) ** (1 / of.overlap)
@@ -135,10 +141,10 @@ def multiply_add_ratio(device: DeviceModel, precision: DensePrecision) -> float:
         per_clock = of.multiprocessor.float32_lanes if precision == "fp32" else of.multiprocessor.tensor_float16
         return per_clock * of.multiprocessors * of.clock_mhz
 
-    return rate(device) / rate(DENSE_REFERENCE)
+    return rate(device) / rate(REFERENCE)
 
 
-def _product(spec: LayerSpec, batch: int) -> _Product:
+def _product(spec: LayerSpec, batch: int, precision: DensePrecision) -> _Product:
     inputs, outputs = batch * prod(spec.input_shape), batch * prod(spec.output_shape)
     sums = batch * spec.positions * spec.output_channels
     residual = outputs if any(isinstance(step, AddResidual) for step in spec.epilogue) else 0
@@ -148,11 +154,17 @@ def _product(spec: LayerSpec, batch: int) -> _Product:
         case Conv2d():
             window = spec.kernel_height * spec.kernel_width
             rows, groups = batch * spec.positions, spec.groups
-            columns, depth = spec.output_channels // groups, spec.channels // groups * window
+            columns, depth = spec.output_channels // groups, _channels(spec, precision) * window
         case ConvTranspose2d():
             window = spec.kernel_height * spec.kernel_width
             rows, groups, sums = batch * spec.positions, spec.groups, outputs
-            columns, depth = spec.output_channels // groups * window, spec.channels // groups
+            columns, depth = spec.output_channels // groups * window, _channels(spec, precision)
     # A pool reads what the pointwise kernel wrote.
     pointwise = 2 * sums + residual + (sums + outputs if is_pooled(spec) else 0)
     return _Product(rows, columns, depth, groups, inputs + sums + spec.weights_count, pointwise)
+
+
+def _channels(spec: Conv2d | ConvTranspose2d, precision: DensePrecision) -> int:
+    """Input channels of a group that a kernel multiplies."""
+    channels = spec.channels // spec.groups
+    return channels if precision == "fp32" or spec.groups > 1 else ceil(channels / _LOADED_CHANNELS) * _LOADED_CHANNELS

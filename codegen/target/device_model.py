@@ -202,9 +202,7 @@ DEVICES = _models(_SHEETS)
 """GPUs by architecture, its typical GPU first."""
 _BY_FORM_FACTOR = [each for of_arch in _models(_FORM_FACTORS).values() for each in of_arch]
 REFERENCE = DEVICES["sm_90"][0]
-"""The H200, to whose measured kernels the cost model is fitted; predictions for others are scaled from it."""
-DENSE_REFERENCE = DEVICES["sm_90"][1]
-"""The H100, on which dense layers were measured."""
+"""The H200, to whose measured kernels both cost models are fitted; predictions for others are scaled from it."""
 
 _GEFORCE = re.compile(r"[2-5]0[5-9]0(ti)?")
 _MAKE = re.compile(

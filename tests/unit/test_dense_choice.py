@@ -26,7 +26,7 @@ from tests.benchmarks.dense_cost.fit import errors, read_points
 from tests.samples import checkpoint, layer
 from tests.unit.onnx_models import conv, info, model, pruned, save, tensor, values
 
-SPARSE = layer("sparse", spec=Conv2d(64, 28, 28, 64, 3, 3, padding=(1, 1, 1, 1)), sparsity=0.95)
+SPARSE = layer("sparse", spec=Conv2d(64, 28, 28, 64, 3, 3, padding=(1, 1, 1, 1)), sparsity=0.99)
 DENSE = layer("dense", spec=Conv2d(64, 28, 28, 64, 3, 3, padding=(1, 1, 1, 1)), sparsity=0.1)
 OPTIONS = BuildOptions(("sm_90",), allow_tf32=True)
 

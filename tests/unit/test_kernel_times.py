@@ -87,7 +87,7 @@ def cold(microseconds: float, batch: int = 64, gpu: str = "NVIDIA H200") -> Tuni
 
 
 def submitted(*records: TuningRecord, options: BuildOptions = OPTIONS) -> NewJob:
-    other = layer("other", spec=replace(SPEC, output_channels=32), sparsity=0.95)
+    other = layer("other", spec=replace(SPEC, channels=256, output_channels=256), sparsity=0.99)
     book = TuningBook.of(records)
     return new_job(checkpoint(SPARSE, other), options, namespace="test", name="net", store=None, book=book)
 

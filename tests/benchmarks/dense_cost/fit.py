@@ -13,7 +13,9 @@ import json
 import random
 import statistics
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
+from functools import partial
 from math import exp, log
 from pathlib import Path
 from unittest.mock import patch
@@ -22,12 +24,12 @@ from codegen.ir.layer_spec import LayerSpec, Linear, spec_from_json
 from codegen.selection import dense_cost
 from codegen.selection.dense_cost import DenseCoefficients, DensePrecision, Layout, predict_dense_microseconds
 
-POINTS = Path(__file__).parent / "h100.jsonl.gz"
+POINTS = Path(__file__).parent / "h200.jsonl.gz"
 FIRST = {"fp32": 2.4e7, "tf32": 1.8e8, "fp16": 3.5e8}
 """Multiply-adds per microsecond from which the search begins."""
 STARTS = (256.0, 1024.0, 4096.0)
 """Depths of a split from which it begins."""
-LIMITS = ((1, 8), (1e6, 1e9), (8, 256), (8, 256), (64, 2**14), (1e6, 6e6), (1e6, 8e6), (1, 5))
+LIMITS = ((1, 8), (1e6, 1e9), (8, 256), (8, 256), (64, 2**14), (1e6, 6e6), (1e6, 8e6), (1, 5), (0.01, 5))
 """Lowest and highest value of each coefficient."""
 FAR_WEIGHT = 0.5
 """Weight of the errors' root mean square beside their mean."""
@@ -81,11 +83,14 @@ def loss(found: list[float]) -> float:
     return statistics.fmean(map(abs, found)) + FAR_WEIGHT * far
 
 
-def fitted(points: list[Point], steps: int, rng: random.Random) -> DenseCoefficients:
-    """The best coefficients of a search from each of the starts."""
-    best, least = None, float("inf")
-    for depth in STARTS:
-        now = (4.0, FIRST[points[0].precision], 128.0, 64.0, depth, 3e6, 3e6, 1.5)
+def fitted(points: list[Point], steps: int) -> DenseCoefficients | None:
+    """The best coefficients of a search from the present ones and from each of the starts; None without steps."""
+    if not steps:
+        return None
+    rng, best, least = random.Random(0), None, float("inf")
+    one = points[0]
+    starts = [(4.0, FIRST[one.precision], 128.0, 64.0, depth, 3e6, 3e6, 1.5, 0.3) for depth in STARTS]
+    for now in (astuple(dense_cost.coefficients_of(one.spec, one.precision, one.layout)), *starts):
         now_loss = loss(errors(points, DenseCoefficients(*now)))
         for step in range(steps):
             width = 0.3 * 0.2 ** (step / steps)
@@ -97,7 +102,6 @@ def fitted(points: list[Point], steps: int, rng: random.Random) -> DenseCoeffici
                 now, now_loss = tried, tried_loss
         if now_loss < least:
             best, least = DenseCoefficients(*now), now_loss
-    assert best is not None
     return best
 
 
@@ -109,8 +113,11 @@ def main() -> None:
     kinds: dict[str, list[Point]] = defaultdict(list)
     for point in read_points():
         kinds[point.kind].append(point)
-    for kind, points in sorted(kinds.items()):
-        of = fitted(points, arguments.steps, random.Random(0)) if arguments.steps else None
+    names = sorted(kinds)
+    with ProcessPoolExecutor() as pool:
+        fits = list(pool.map(partial(fitted, steps=arguments.steps), map(kinds.__getitem__, names)))
+    for kind, of in zip(names, fits, strict=True):
+        points = kinds[kind]
         found = errors(points, of)
         within = statistics.fmean(abs(each) < log(1.5) for each in found)
         print(
