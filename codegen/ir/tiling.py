@@ -58,6 +58,9 @@ class Tiling:
     multiprocessors follow one stream. place: all K groups of some positions before the next positions, so that their
     input comes from memory once."""
 
+    groups: int = 1
+    """K groups of a block of conv2d, which share its input in shared memory. Each has warps of its own."""
+
     @property
     def reads_table(self) -> bool:
         """Whether the weights are a table in global memory and not immediates in the code."""
@@ -70,8 +73,8 @@ class Tiling:
 
     @property
     def block_groups(self) -> int:
-        """K groups of a block: one, or in a large block of a linear layer one for each row of threads."""
-        return self.tile_height if self.kernel == "linear" else 1
+        """K groups of a block: `groups`, or in a large block of a linear layer one for each row of threads."""
+        return self.tile_height if self.kernel == "linear" else self.groups
 
     @property
     def splits_streams(self) -> bool:
@@ -86,6 +89,8 @@ class Tiling:
             del fields["listed"]
         if self.cluster == 1:
             del fields["cluster"]
+        if self.groups == 1:
+            del fields["groups"]
         return fields
 
 

@@ -65,11 +65,20 @@ def refusal(layer: LoweredConvolution, tiling: Tiling) -> str:
     """Why the kernel cannot have this combination of stages, clusters and form; empty if it can."""
     if reason := staged_refusal(tiling):
         return reason
-    if tiling.cluster == 1:
-        return ""
-    if tiling.form == "full":
-        return "a full template has no clusters"
-    return cluster_refusal(layer.spec, layer.geometry)
+    if tiling.form == "full" and (tiling.cluster > 1 or tiling.groups > 1):
+        return "a full template has neither clusters nor blocks of several K groups"
+    if tiling.groups > 1 and (reason := groups_refusal(layer.spec, layer.geometry)):
+        return reason
+    return cluster_refusal(layer.spec, layer.geometry) if tiling.cluster > 1 else ""
+
+
+def groups_refusal(spec: LayerSpec, geometry: Geometry) -> str:
+    """Why several K groups of a layer cannot share the input of a block; empty if they can."""
+    if geometry.groups > 1:
+        return "the K groups of a grouped convolution read different channels"
+    if prepares_inputs(spec) or is_pooled(spec):
+        return "layers with input bounds, gates or a pool have one K group in a block"
+    return ""
 
 
 def cluster_refusal(spec: LayerSpec, geometry: Geometry) -> str:
@@ -138,6 +147,8 @@ def _parameters(layer: TiledConvolution) -> str:
     values: dict[str, int | str] = {
         "LOOPED": 0,
         "IMAGES": tiling.images,
+        "BLOCK_GROUPS": tiling.groups,
+        "GROUP_THREADS": layer.group_threads,
         "SHARE_CHANNELS": layer.streams.channels,
         "STORED_OUTPUTS": layer.streams.stored_outputs,
         "RESIDENT_BLOCKS": resident_blocks(layer),

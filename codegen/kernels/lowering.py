@@ -20,7 +20,7 @@ from codegen.kernels.geometry import Geometry
 from codegen.kernels.output_region import Region
 from codegen.kernels.shared_input_tile import InputTile, input_tile
 from codegen.kernels.streams import Streams
-from codegen.kernels.workload import Workload
+from codegen.kernels.workload import WARP, Workload
 
 Spec = TypeVar("Spec", bound=LayerSpec, covariant=True)
 
@@ -85,6 +85,8 @@ class Lowered(Generic[Spec]):
         name = tiling.kernel
         if (module := self.kernels.get(name)) is None:
             raise TilingError(f"{name} cannot compute {self.spec}: {self.unsuitable.get(name, 'no such kernel')}")
+        if tiling.groups > 1 and name != "conv2d":
+            raise TilingError(f"{name} cannot compute {self.spec} so: only conv2d has several K groups in a block")
         if reason := module.refusal(self, tiling):
             raise TilingError(f"{name} cannot compute {self.spec} so: {reason}")
         return Tiled(self, tiling)
@@ -130,7 +132,7 @@ class Tiled(Generic[Spec]):
         if self.tiling.cluster > 1:
             return self.module.workload(self)
         tiling, workloads = self.tiling, self.layer._workloads
-        block = (tiling.kernel, tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
+        block = (tiling.kernel, tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.groups)
         key = (*block, tiling.group_outputs, tiling.chunk_channels, tiling.accumulate, tiling.form, tiling.listed)
         if (workload := workloads.get(key)) is None:
             workload = workloads[key] = self.module.workload(self)
@@ -161,9 +163,11 @@ class Tiled(Generic[Spec]):
         columns = tiling.tile_width * beside * self.pairing.columns
         return geometry.step_of(tiling.tile_height * tiling.rows), geometry.step_of(columns)
 
-    def block_region(self, block: tuple[int, int, int]) -> Region:
-        """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
-        return self.module.block_region(self, block)
+    def block_regions(self, block: tuple[int, int, int]) -> list[Region]:
+        """The outputs that a block writes: blockIdx.x, blockIdx.y and its number among the blocks of all K groups."""
+        (x, y, z), groups, shares = block, self.tiling.groups, self.streams.shares
+        first = z // shares * groups
+        return [self.module.block_region(self, (x, y, (first + n) * shares + z % shares)) for n in range(groups)]
 
     def sources(self) -> dict[str, str]:
         """The generated headers that the kernel's .cu includes."""
@@ -187,16 +191,22 @@ class Tiled(Generic[Spec]):
     @property
     def threads(self) -> int:
         """Threads per block of a convolution or linear layer."""
-        return self.tiling.tile_width * self.tiling.tile_height * self.word_images
+        return self.tiling.groups * self.group_threads
+
+    @property
+    def group_threads(self) -> int:
+        """Threads of a K group of a block: whole warps if the block has several."""
+        threads = self.tiling.tile_width * self.tiling.tile_height * self.word_images
+        return threads if self.tiling.groups == 1 else -(-threads // WARP) * WARP
 
     @cached_property
     def input_tile(self) -> InputTile:
         """The input of a block of conv2d in shared memory."""
         tiling, tiles, span = self.tiling, self.layer._input_tiles, self.streams.span_channels
         block = (tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images)
-        key = (*block, tiling.chunk_channels, tiling.form, span)
+        key = (*block, tiling.chunk_channels, tiling.form, span, tiling.groups)
         if (tile := tiles.get(key)) is None:
-            tile = tiles[key] = input_tile(self.geometry, tiling, span, self.pairing)
+            tile = tiles[key] = input_tile(self.geometry, tiling, span, self.pairing, self.threads)
         return tile
 
 

@@ -112,13 +112,12 @@ def input_extent(geometry: Geometry, tiling: Tiling) -> Pair:
     return height + rows, width + (geometry.kernel_width - 1) * geometry.dilation[1] + 1
 
 
-def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pairing) -> InputTile:
+def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pairing, block_threads: int) -> InputTile:
     """The input tile of a convolution whose streams read `span_channels`; it depends on neither stages nor K groups."""
     height, width = input_extent(geometry, tiling)
     plane = geometry.height * geometry.width
     even = span_channels % tiling.chunk_channels == 0
     images = tiling.images // pair.images
-    block_threads = tiling.tile_width * tiling.tile_height * images
     one_row = tiling.tile_height * tiling.rows >= geometry.positions_height
     whole_rows = (
         tiling.tile_width == geometry.positions_width

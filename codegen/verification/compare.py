@@ -162,7 +162,8 @@ def verify_layer(
         blocks_run += blocks
     written = is_written(run.output)
     for block in blocks_run:
-        written[layer.block_region(block).index(written.ndim)] = False
+        for region in layer.block_regions(block):
+            written[region.index(written.ndim)] = False
     message = f"{int(written.sum())} outputs written outside the blocks that ran" if written.any() else ""
     return _compare(run, layer, blocks_run, message)
 
@@ -227,7 +228,7 @@ def _compare(run: LayerRun, layer: AnyTiled, blocks: Sequence[Block], message: s
     spec, output = plain(run.spec), run.output
     x = run.x if run.gate is None else gated_input(run.spec, run.x, run.gate)
     grid = layer.launch.grid_at(len(x))
-    regions = [layer.block_region(block) for block in blocks]
+    regions = [region for block in blocks for region in layer.block_regions(block)]
     together = products_together(run.weights, run.tiling)
     checked = 0
     square_error = square_reference = share = 0.0
@@ -254,4 +255,4 @@ def _compare(run: LayerRun, layer: AnyTiled, blocks: Sequence[Block], message: s
             wrong += f", off by {worst:.3g} times its error bound" if np.isfinite(worst) else ""
             message = f"in the block of outputs from [{place}]: one {wrong}"
     relative = float(np.sqrt(square_error / square_reference)) if square_reference else float(np.sqrt(square_error))
-    return Verification(len(regions), grid[0] * grid[1] * grid[2], checked, relative, share, message)
+    return Verification(len(blocks), grid[0] * grid[1] * grid[2], checked, relative, share, message)

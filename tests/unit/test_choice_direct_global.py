@@ -91,7 +91,7 @@ def test_the_lists_of_a_launch_are_no_elements() -> None:
 
 
 def test_a_block_writes_its_columns_of_its_group() -> None:
-    region = tiled(replace(WIDE, width=100), DIRECT).block_region((1, 2, 3))
+    [region] = tiled(replace(WIDE, width=100), DIRECT).block_regions((1, 2, 3))
     assert (region.images, region.outputs, region.columns) == (slice(2, 3), slice(96, 128), slice(64, 100))
 
 

@@ -196,7 +196,8 @@ def has_each_weight_and_kernel_once(spec: LayerSpec, tiling: Tiling) -> None:
     assert sorted(made.weights[made.weights != 0].tolist()) == weights.kernel.ravel().tolist()
     assert made.biases[made.biases != 0].tolist() == weights.bias.tolist()
     assert not made.biases[~made.exists].any()
-    regions = [layer.block_region((0, 0, stream)) for stream in range(layer.streams.count)]
+    blocks = layer.streams.count // layer.tiling.groups
+    regions = [region for block in range(blocks) for region in layer.block_regions((0, 0, block))]
     images = max(region.images.stop for region in regions)
     times_stored = np.zeros((images, kernels), dtype=int)
     for region in regions:

@@ -75,7 +75,7 @@ def test_a_larger_filter_has_a_pointer_for_each_copy_of_whole_maps() -> None:
 
 
 def test_a_block_covers_both_neighbours() -> None:
-    region = tiled(POINTWISE, Tiling("conv2d", 32, 1, 1, 16, 8, 3)).block_region((3, 1, 1))
+    [region] = tiled(POINTWISE, Tiling("conv2d", 32, 1, 1, 16, 8, 3)).block_regions((3, 1, 1))
     assert (region.images, region.outputs) == (slice(1, 2), slice(16, 32))
     assert (region.rows, region.columns) == (slice(0, 1), slice(192, 196))
 
@@ -116,7 +116,7 @@ def test_a_float16_linear_layer_has_the_looped_candidates_of_float32() -> None:
 
 
 def test_a_block_covers_both_images_and_a_lone_one_takes_a_block_of_its_own() -> None:
-    region = tiled(HALF, TWO).block_region((0, 1, 1))
+    [region] = tiled(HALF, TWO).block_regions((0, 1, 1))
     assert (region.images, region.outputs) == (slice(2, 4), slice(16, 32))
     assert (region.rows, region.columns) == (slice(0, 4), slice(0, 56))
     assert [launch_of(HALF, TWO).grid_at(batch)[1] for batch in (1, 2, 3)] == [1, 1, 2]

@@ -127,6 +127,7 @@ TILING_CHANGES: dict[str, Any] = {
     "images": 2,
     "listed": True,
     "cluster": 2,
+    "groups": 2,
     "order": "place",
 }
 

@@ -7,13 +7,16 @@
 // weights. A thread owns one column and ROWS rows (in float16 of two images, or two columns of one) and keeps their
 // sums in registers. The input tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels,
 // STAGES deep; shared_input_tile.py has the layout of its words. The channels may be split over the blocks of a cluster,
-// as in cluster_conv2d.cu, not in bfloat16: blockIdx.z is then group times CLUSTER, plus rank. From an image of the output
+// as in cluster_conv2d.cu, not in bfloat16: blockIdx.z is then group times CLUSTER, plus rank. A block may have
+// BLOCK_GROUPS K groups, each with GROUP_THREADS threads, whole warps: its input comes from memory once for all of them,
+// and blockIdx.z counts such blocks. From an image of the output
 // to the next it is `output_step` elements: an output may be channels of a larger tensor, and by `input_step` the input
 // of a bounded layer too. The residual is contiguous.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/ptx/template.py finds its way by them.
 #include "parameters.h"
-#define THREADS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
+#define POSITIONS (TILE_WIDTH * TILE_HEIGHT * (IMAGES / PAIR_IMAGES))
+#define THREADS (BLOCK_GROUPS * GROUP_THREADS)
 #define OUTPUT_PLANE (OUTPUT_HEIGHT * OUTPUT_WIDTH)
 #define IMAGE_OUTPUTS (OUTPUT_CHANNELS * OUTPUT_PLANE)
 #define PRESENT(j, channel) present[j]
@@ -37,8 +40,18 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
     extern __shared__ __align__(16) float tile[];
     FIND_PLACE
     const unsigned thread = threadIdx.x;
-    const int column = thread % TILE_WIDTH, row = thread / TILE_WIDTH % TILE_HEIGHT * ROWS;
-    const int image = thread / (TILE_WIDTH * TILE_HEIGHT) * PAIR_IMAGES, first_image = IMAGES_NUMBER * IMAGES;
+#if BLOCK_GROUPS == 1
+    const unsigned position = thread;
+#define HAS_POSITION true
+#else
+    // The threads that fill up the last warp of a K group compute the last position too, and store nothing.
+    unsigned position = min(thread % GROUP_THREADS, POSITIONS - 1);
+    // Of a number below 256 ptxas would compute with instructions that the assembler does not support.
+    asm("" : "+r"(position));
+#define HAS_POSITION (POSITIONS == GROUP_THREADS || thread % GROUP_THREADS < POSITIONS)
+#endif
+    const int column = position % TILE_WIDTH, row = position / TILE_WIDTH % TILE_HEIGHT * ROWS;
+    const int image = position / (TILE_WIDTH * TILE_HEIGHT) * PAIR_IMAGES, first_image = IMAGES_NUMBER * IMAGES;
     const int tile_column = TILE_NUMBER % TILES_X * TILE_STEP_X;
     const int tile_row = TILE_NUMBER / TILES_X * TILE_STEP_Y;
     const unsigned tile_address = __cvta_generic_to_shared(tile);
@@ -47,7 +60,11 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
 #else
     int group;
     asm volatile("mov.u32 %0,0; // farm.first_group" : "=r"(group));
+#if BLOCK_GROUPS == 1
     group += GROUP_NUMBER;
+#else
+    group += (GROUP_NUMBER / CLUSTER * BLOCK_GROUPS + thread / GROUP_THREADS) * CLUSTER + GROUP_NUMBER % CLUSTER;
+#endif
 #endif
 #if CLUSTER > 1
     const int rank = group % CLUSTER, first_channel = rank * SHARE_CHANNELS;
@@ -128,7 +145,8 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) conv2d(PARAMETER
     for (int e = 0; e < EDGES; ++e) outside[e] |= (unsigned)(row * STRIDE_Y + edge_rows[e]) >= HEIGHT;
 #endif
 #endif
-    const bool has_image[] = {IMAGES == 1 || first_image + image < images, first_image + image + 1 < images};
+    const bool has_image[] = {HAS_POSITION && (IMAGES == 1 || first_image + image < images),
+                              HAS_POSITION && first_image + image + 1 < images};
 #define IN_RANGE(which, dy, dx) \
     (has_image[which] && (unsigned)(out_y + (dy)) < OUTPUT_HEIGHT && (unsigned)(out_x + (dx)) < OUTPUT_WIDTH)
 #include "chunk_loop.cuh"
