@@ -73,8 +73,8 @@ def tune(
     cached. The winner goes into the ledger at once. With --seconds the layers share the time, half by their predicted
     cost and half evenly.
 
-    TILING 32x4x2 r2 k8 c4 s3 x8: columns, rows and images of a block; output rows of a thread; output channels of a
-    K-group; input channels of a chunk; stages; blocks of a cluster. Needs PyCUDA.
+    TILING 32x4x2 r2 k2x8 c4 s3 x8: columns, rows and images of a block; output rows of a thread; K-groups of a block,
+    if several, and output channels of one; input channels of a chunk; stages; blocks of a cluster. Needs PyCUDA.
     """
     from cli.progress.gpu_bar import WorkBar
     from cli.progress.tune import ShownTuning

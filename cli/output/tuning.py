@@ -74,11 +74,12 @@ def record_table(records: Sequence[TuningRecord], shipped: frozenset[TuningRecor
 
 
 def tiling_text(tiling: Tiling) -> str:
-    """A tiling as 32x4x2 r2 k8 c4 s3 x8: tile and images, rows, output channels per K-group, input channels per chunk,
-    stages, blocks of a cluster; `by place` if the blocks begin in that order."""
+    """A tiling as 32x4x2 r2 k2x8 c4 s3 x8: tile and images, rows, K-groups per block and output channels per K-group,
+    input channels per chunk, stages, blocks of a cluster; `by place` if the blocks begin in that order."""
     images = f"x{tiling.images}" if tiling.images > 1 else ""
+    groups = f"{tiling.groups}x" if tiling.groups > 1 else ""
     return (
-        f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{tiling.group_outputs} "
+        f"{tiling.tile_width}x{tiling.tile_height}{images} r{tiling.rows} k{groups}{tiling.group_outputs} "
         f"c{tiling.chunk_channels} s{tiling.stages}{f' x{tiling.cluster}' if tiling.cluster > 1 else ''}"
         f"{' by place' if tiling.order == 'place' else ''}"
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Accumulator, Tiling
-from codegen.kernels import tiled
+from codegen.kernels import lower, tiled
 from codegen.sass.qualification import Assembler
+from codegen.selection.block_groups import with_several_groups
 from codegen.selection.choose import choose_parts, misfit_of
 from codegen.selection.code_size import stream_instructions
 from codegen.selection.cost_model import predict_microseconds
@@ -76,6 +78,8 @@ BY_PLACE = 4
 TABLES = 6
 """Weight-table tilings of a convolution measured after its leading ones."""
 
+LEADING = 2
+"""First candidates near which tilings with several K groups in a block are measured too."""
 RELATED = 4
 """Tilings of records at other densities and batches measured after the cost model's choice."""
 
@@ -112,13 +116,22 @@ def kinds_of(
 
 
 def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
-    """The kind with the tilings of related records, nearest density first, after the first candidate."""
-    case = kind.case
-    nonzeros = case.weights.nonzeros_per_output
-    known = (tiling for _, tiling in related(records, kind.key))
-    fitting = [tiling for tiling in dict.fromkeys(known) if not misfit_of(case.spec, tiling, nonzeros, kind.device)]
-    ranked = (*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])
-    return replace(kind, ranked=tuple(dict.fromkeys(ranked)))
+    """The kind with the tilings of related records, nearest density first, after the first candidate.
+
+    Tilings near the leading ones whose blocks have several K groups stand in turn with the others.
+    """
+    fitting = _fitting(kind, (tiling for _, tiling in related(records, kind.key)))
+    ranked = tuple(dict.fromkeys((*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])))
+    layer = lower(kind.case.spec)
+    several = _fitting(kind, (near for lead in ranked[:LEADING] for near in with_several_groups(layer, lead)))
+    in_turn = chain.from_iterable(zip_longest(several, ranked[1:]))
+    return replace(kind, ranked=tuple(dict.fromkeys((*ranked[:1], *filter(None, in_turn)))))
+
+
+def _fitting(kind: Kind, tilings: Iterable[Tiling]) -> list[Tiling]:
+    """The tilings that fit the kind's layer, each once."""
+    spec, nonzeros = kind.case.spec, kind.case.weights.nonzeros_per_output
+    return [each for each in dict.fromkeys(tilings) if not misfit_of(spec, each, nonzeros, kind.device)]
 
 
 def shares_of(kinds: Sequence[Kind]) -> list[float]:
