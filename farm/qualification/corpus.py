@@ -7,7 +7,7 @@ run can be repeated or extended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
 from typing import Any, Literal, get_args
@@ -41,8 +41,10 @@ from codegen.ir.layer_spec import (
     is_bounded,
 )
 from codegen.ir.tiling import Accumulator, Tiling
+from codegen.kernels import tiled
 from codegen.model_zoo import prune
 from codegen.selection.choose import ranked_tilings
+from codegen.selection.feasibility import block_fits, comes_out_even
 from codegen.verification.compare import random_input
 
 LAYERS_PER_SHAPE = 40
@@ -61,6 +63,9 @@ BY_PLACE_EVERY = 6
 """One shape in this many begins its blocks in the order `place`, where the architecture has clusters."""
 LINEAR_EVERY = 12
 """Three float32 or float16 shapes in this many are linear layers of LINEAR_KINDS, by the remainder of their number."""
+SEVERAL_EVERY = 7
+"""One shape in this many has blocks of several K groups, where the architecture has clusters and the kernel such
+blocks."""
 POOLED_EVERY = 4
 """One shape in this many ends with a max pool."""
 WIDE_EVERY = 8
@@ -177,6 +182,8 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
         tiling = _tiling(rng, kind, spec, batch, nonzeros, accumulate)
     except (TilingError, ValueError):
         return None
+    if clusters and number % SEVERAL_EVERY == 4:
+        tiling = _with_several_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY % 2))
     return Shape(number, spec, tiling, batch)
 
 
@@ -207,6 +214,16 @@ def _tiling(
     if not possible:
         raise TilingError(f"no tiling is {kind}")
     return possible[0] if kind == "ordinary" and rng.random() < 0.4 else possible[int(rng.integers(len(possible)))]
+
+
+def _with_several_groups(spec: LayerSpec, tiling: Tiling, groups: int) -> Tiling:
+    """The tiling with so many K groups in a block, of fewer output channels each; itself if that does not fit."""
+    outputs = max(1, tiling.group_outputs // groups // tiling.cluster) * tiling.cluster
+    try:
+        layer = tiled(spec, replace(tiling, groups=groups, group_outputs=outputs))
+    except TilingError:
+        return tiling
+    return layer.tiling if comes_out_even(layer) and block_fits(layer, measured=True) else tiling
 
 
 def _spec(rng: np.random.Generator, data_type: DataType) -> LayerSpec:
