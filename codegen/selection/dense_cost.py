@@ -26,7 +26,7 @@ _BYTES: Final = {"fp32": 4, "tf32": 4, "fp16": 2}
 _LOADED_CHANNELS: Final = 16
 """Input channels that kernels of tensor cores multiply at least, zeros among them: networks' first layers, of three,
 took 0.9 to 1.3 times as long as predicted, with eight 1.3 to 1.8 times."""
-IN_NETWORK: Final = 0.98
+IN_NETWORK: Final = 0.97
 """Time of layers in a network over their times alone: four networks of convolutions on H200s, at batch 1 to 128, took
 0.8 to 1.2 times as long as the sum of their layers, in TF32 and in float16."""
 
@@ -55,23 +55,30 @@ class DenseCoefficients:
 
 
 _CONVOLUTIONS: Final[dict[tuple[DensePrecision, Layout], DenseCoefficients]] = {
-    ("fp32", "contiguous"): DenseCoefficients(4.135, 1.861e7, 24.48, 32.95, 8123, 2.039e6, 2.926e6, 1.784, 3.246),
-    ("tf32", "contiguous"): DenseCoefficients(4.215, 1.47e8, 36.44, 135.3, 3291, 6e6, 3.299e6, 1.091, 1.178),
-    ("tf32", "channels_last"): DenseCoefficients(4.798, 2.061e8, 36.27, 92.92, 3681, 5.275e6, 3.041e6, 4.853, 0.8834),
-    ("fp16", "contiguous"): DenseCoefficients(3.723, 1.764e8, 20.85, 86.73, 3301, 6e6, 2.718e6, 4.929, 4.993),
-    ("fp16", "channels_last"): DenseCoefficients(3.735, 4.347e8, 12.25, 143.7, 9170, 6e6, 3.177e6, 5, 2.733),
+    ("fp32", "contiguous"): DenseCoefficients(2.27, 2.061e7, 48.97, 34.11, 8886, 1.374e6, 7.161e6, 1, 1.628),
+    ("tf32", "contiguous"): DenseCoefficients(7.347, 2.306e8, 35.2, 115.5, 3464, 1.552e6, 6.714e6, 1, 1.74),
+    ("tf32", "channels_last"): DenseCoefficients(5.903, 2.064e8, 21.39, 87.04, 3625, 4.715e6, 2.818e6, 2.586, 1.777),
+    ("fp16", "contiguous"): DenseCoefficients(8, 4.685e8, 25.14, 135.8, 4189, 1.589e6, 1.746e6, 1, 3.864),
+    ("fp16", "channels_last"): DenseCoefficients(5.795, 4.43e8, 19.16, 85.48, 5444, 4.346e6, 2.385e6, 2.705, 2.594),
+}
+_POINTWISE: Final[dict[tuple[DensePrecision, Layout], DenseCoefficients]] = {
+    ("fp32", "contiguous"): DenseCoefficients(4.075, 1.91e7, 17.79, 65.86, 2210, 6e6, 2.376e6, 1.158, 2.123),
+    ("tf32", "contiguous"): DenseCoefficients(4.215, 1.368e8, 22.38, 130, 6207, 6e6, 3.41e6, 1.317, 2.526),
+    ("tf32", "channels_last"): DenseCoefficients(4.453, 1.884e8, 129.1, 73.79, 399.3, 4.592e6, 3.579e6, 2.482, 0.207),
+    ("fp16", "contiguous"): DenseCoefficients(3.687, 1.135e8, 17.32, 67.1, 3493, 4.185e6, 3.832e6, 5, 5),
+    ("fp16", "channels_last"): DenseCoefficients(3.972, 3.93e8, 111.9, 22.48, 1.291e4, 5.325e6, 3.781e6, 5, 0.6744),
 }
 _GROUPED: Final[dict[tuple[DensePrecision, Layout], DenseCoefficients]] = {
     ("fp32", "contiguous"): DenseCoefficients(3.18, 7.087e7, 130.7, 30.4, 1.528e4, 6e6, 1.422e6, 1.196, 1.128),
-    ("tf32", "contiguous"): DenseCoefficients(3.228, 1.242e8, 196.5, 57.03, 3185, 5.557e6, 1.625e6, 1.102, 0.2563),
-    ("tf32", "channels_last"): DenseCoefficients(2.61, 3.982e8, 187.5, 112.5, 2553, 6e6, 8e6, 1.223, 5),
-    ("fp16", "contiguous"): DenseCoefficients(3.349, 1.325e8, 77.99, 48.13, 111.6, 1.102e6, 8e6, 5, 0.8184),
-    ("fp16", "channels_last"): DenseCoefficients(4.589, 2.738e8, 256, 48.59, 2465, 3.004e6, 8e6, 2.416, 5),
+    ("tf32", "contiguous"): DenseCoefficients(3.258, 1.242e8, 196.5, 57.03, 1943, 5.557e6, 1.625e6, 1.103, 0.2746),
+    ("tf32", "channels_last"): DenseCoefficients(2.55, 2.953e8, 193.1, 83.51, 2553, 6e6, 8e6, 1.223, 5),
+    ("fp16", "contiguous"): DenseCoefficients(3.349, 1.325e8, 77.99, 48.26, 111.6, 1.102e6, 8e6, 5, 0.8184),
+    ("fp16", "channels_last"): DenseCoefficients(4.589, 2.738e8, 256, 48.72, 2521, 3.004e6, 8e6, 2.436, 5),
 }
 _LINEAR: Final[dict[DensePrecision, DenseCoefficients]] = {
-    "fp32": DenseCoefficients(6.051, 2.53e7, 25.57, 30.02, 75.74, 6e6, 3.111e6, 5, 1.393),
+    "fp32": DenseCoefficients(6.051, 2.53e7, 25.57, 29.95, 69.84, 5.553e6, 3.112e6, 5, 1.393),
     "tf32": DenseCoefficients(4.595, 2.482e8, 121.5, 28.22, 656.7, 5.73e6, 3.298e6, 1.247, 1.377),
-    "fp16": DenseCoefficients(3.852, 3.974e8, 256, 16.07, 4447, 6e6, 3.621e6, 5, 0.2724),
+    "fp16": DenseCoefficients(3.84, 3.974e8, 256, 16.07, 3954, 6e6, 3.582e6, 5, 0.2791),
 }
 
 
@@ -131,7 +138,9 @@ def coefficients_of(spec: LayerSpec, precision: DensePrecision, layout: Layout) 
     """The coefficients of a layer's kernels."""
     if isinstance(spec, Linear):
         return _LINEAR[precision]
-    return (_CONVOLUTIONS if spec.groups == 1 else _GROUPED)[precision, layout]
+    if spec.groups > 1:
+        return _GROUPED[precision, layout]
+    return (_POINTWISE if spec.kernel_height * spec.kernel_width == 1 else _CONVOLUTIONS)[precision, layout]
 
 
 def multiply_add_ratio(device: DeviceModel, precision: DensePrecision) -> float:

@@ -49,7 +49,8 @@ class Point:
     def kind(self) -> str:
         if isinstance(self.spec, Linear):
             return f"linear {self.precision}"
-        return f"{'convolution' if self.spec.groups == 1 else 'grouped'} {self.precision} {self.layout}"
+        filters = "pointwise" if self.spec.kernel_height * self.spec.kernel_width == 1 else "convolution"
+        return f"{filters if self.spec.groups == 1 else 'grouped'} {self.precision} {self.layout}"
 
 
 def read_points(path: Path = POINTS) -> list[Point]:
