@@ -112,6 +112,8 @@ class PlayedBuilder:
     built: list[Tiling] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
     assembler: Assembler = "ptxas"
+    left_to_ptxas: list[Tiling] = field(default_factory=list)
+    """Tilings that ptxas builds if the assembler refuses them."""
 
     def assembler_of(self, spec: LayerSpec, tiling: Tiling) -> Assembler:
         return self.assembler
@@ -122,8 +124,11 @@ class PlayedBuilder:
         accumulate: Accumulator,
         tiling: Tiling | None = None,
         wanted: Callable[[], bool] = lambda: True,
+        *,
+        fallback: bool = True,
     ) -> Future[BuiltLayer]:
         assert tiling is not None
+        self.left_to_ptxas += [tiling] * fallback
         self.cases.append(case)
         self.built.append(tiling)
         future: Future[BuiltLayer] = Future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from threading import Barrier, Event
 from time import sleep
@@ -171,6 +172,26 @@ def test_a_layer_that_is_assembled_directly_is_one_cubin_and_what_is_refused_is_
     monkeypatch.setattr(DirectBuilds, "assemble", refuse)
     with KernelPool(settings, MemoryStore(), toolchain, "sm_90", assembler="direct") as pool:
         assert len(pool.submit(case).result().kernels) == 2
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_the_assembler_refuses_is_left_to_ptxas_only_if_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    [case] = operator_cases(["lenet-conv2"], Choice((64,), (0.9,)))
+    groups = tiled(case.spec, choose_tiling(case.spec, 64, case.weights.nonzeros_per_output)).streams.count
+    bounds = [0, *range(1, parts), groups]
+    cut = tuple(Part(*pair) for pair in pairwise(bounds))
+    monkeypatch.setattr(kernels, "choose_parts", lambda *_: cut)
+
+    def refuse(*_: object) -> Cubin:
+        raise MachineCodeError("two sums are in one register")
+
+    monkeypatch.setattr(DirectBuilds, "assemble", refuse)
+    with KernelPool(laptop_settings(tmp_path), MemoryStore(), find_toolchain(), "sm_90", assembler="direct") as pool:
+        with pytest.raises(NotBuiltError, match="two sums are in one register"):
+            pool.submit(case, fallback=False).result()
+        assert len(pool.submit(case).result().kernels) == parts
 
 
 def test_a_given_tiling_is_taken_instead_of_the_chosen_one(tmp_path: Path) -> None:

@@ -151,6 +151,13 @@ def test_what_does_not_build_is_counted_and_left_out() -> None:
     assert "ptxas ran into its time limit" in nothing.reason
 
 
+def test_only_the_models_first_choice_is_left_to_ptxas_if_the_assembler_refuses_it() -> None:
+    builder = PlayedBuilder()
+    found(PlayedRig(slower_with_rank), builder)
+    assert len(builder.built) > 1
+    assert builder.left_to_ptxas == [RANKED[0]]
+
+
 def test_when_time_is_up_the_models_first_choice_has_been_measured_all_the_same() -> None:
     rig, builder = PlayedRig(slower_with_rank), PlayedBuilder()
     result = ended(search(Building(CASE, builder, RANKED, "float32", None), rig, lambda: True))

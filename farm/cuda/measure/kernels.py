@@ -151,15 +151,18 @@ class KernelPool:
         accumulate: Accumulator = "float32",
         tiling: Tiling | None = None,
         wanted: Callable[[], bool] = lambda: True,
+        *,
+        fallback: bool = True,
     ) -> Future[BuiltLayer]:
         """Start the build of a layer, with the chosen tiling unless one is given. Its future raises NotBuiltError.
 
-        When `wanted` returns False, the build ends before its next kernel.
+        When `wanted` returns False, the build ends before its next kernel. Without `fallback`, a layer that the
+        assembler refuses is not built: ptxas may take minutes.
         """
-        return self._layers.submit(self._build, case, accumulate, tiling, wanted)
+        return self._layers.submit(self._build, case, accumulate, tiling, wanted, fallback)
 
     def _build(
-        self, case: Case, accumulate: Accumulator, tiling: Tiling | None, wanted: Callable[[], bool]
+        self, case: Case, accumulate: Accumulator, tiling: Tiling | None, wanted: Callable[[], bool], fallback: bool
     ) -> BuiltLayer:
         spec, nonzeros = case.spec, case.weights.nonzeros_per_output
         try:
@@ -175,7 +178,7 @@ class KernelPool:
             template = TemplateRequest(spec, tiling, virtual, key, template_cost(spec, tiling))
             self._make_template(template)
             weights = self._store.put(case.weights.to_bytes())
-            made = self._make_cubins(case, template, weights, parts, wanted)
+            made = self._make_cubins(case, template, weights, parts, wanted, fallback)
             cubins = [read_cubin(self._store, each.cubin, case.key.operator) for each in made]
         except (CodegenError, FarmError) as error:
             raise NotBuiltError(str(error)) from None
@@ -221,11 +224,18 @@ class KernelPool:
         future.result()
 
     def _make_cubins(
-        self, case: Case, template: TemplateRequest, weights: str, parts: Sequence[Part], wanted: Callable[[], bool]
+        self,
+        case: Case,
+        template: TemplateRequest,
+        weights: str,
+        parts: Sequence[Part],
+        wanted: Callable[[], bool],
+        fallback: bool,
     ) -> list[CubinFacts]:
         """Build one cubin if it can be assembled directly as a whole, else one per part, in parallel."""
         spec, tiling = template.spec, template.tiling
         assembler = self.assembler_of(spec, tiling)
+        only_direct = assembler == "direct" and not fallback
 
         def make(part: Part, whole: bool) -> Future[CubinFacts]:
             return self._tools.submit(self._make_cubin, template, weights, part, wanted, assembler, whole)
@@ -234,8 +244,9 @@ class KernelPool:
             try:
                 return [make(Part(parts[0].first, parts[-1].end), whole=True).result()]
             except _PartsNeededError:
-                pass
-        return [each.result() for each in [make(part, whole=False) for part in parts]]
+                if only_direct:
+                    raise
+        return [each.result() for each in [make(part, whole=only_direct) for part in parts]]
 
     def _make_cubin(
         self,

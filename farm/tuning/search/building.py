@@ -32,8 +32,13 @@ class Builder(Protocol):
         accumulate: Accumulator,
         tiling: Tiling | None = None,
         wanted: Callable[[], bool] = lambda: True,
+        *,
+        fallback: bool = True,
     ) -> Future[BuiltLayer]:
-        """Queues a build, which may be dropped once `wanted` is false. Its future raises NotBuiltError."""
+        """Queues a build, which may be dropped once `wanted` is false. Its future raises NotBuiltError.
+
+        Without `fallback`, ptxas does not build what the assembler refuses.
+        """
 
 
 class Building:
@@ -105,7 +110,10 @@ class Building:
         next_ones, self._left = self._left[:count], self._left[count:]
         self._room -= count
         for tiling in next_ones:
-            future = self._builder.submit(self.case, self._accumulate, tiling, lambda: self._wanted)
+            # Only the first is worth minutes of ptxas, which would keep other candidates waiting.
+            future = self._builder.submit(
+                self.case, self._accumulate, tiling, lambda: self._wanted, fallback=tiling == self.first
+            )
             self._begun[future] = tiling
         return count
 
