@@ -2,8 +2,8 @@
 
 The coefficients are fitted to 6,626 layers of seven networks and eight matrix products, measured on one H200 in a CUDA
 graph, with the algorithms that cuDNN predicts. `tests/benchmarks/dense_cost` has them, and the fit. A layer is a
-convolution or matrix product and one pointwise kernel, as `torch.compile` leaves them. Predictions for other GPUs are
-scaled by data sheet.
+convolution or matrix product and one pointwise kernel, or a pool that computes the activation, as `torch.compile` leaves
+them. Predictions for other GPUs are scaled by data sheet.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ DENSE_PRECISIONS: Final[tuple[DensePrecision, ...]] = get_args(DensePrecision)
 _LAYOUTS: Final[tuple[Layout, ...]] = get_args(Layout)
 _BYTES: Final = {"fp32": 4, "tf32": 4, "fp16": 2}
 _LOADED_CHANNELS: Final = 16
-"""Input channels that kernels of tensor cores multiply at least, zeros among them: networks' first layers, of three,
-took 0.9 to 1.3 times as long as predicted, with eight 1.3 to 1.8 times."""
-IN_NETWORK: Final = 0.97
+"""Input channels that kernels of tensor cores multiply at least, zeros among them: the first layers of networks, of
+three, take 0.9 to 1.1 times as long as predicted so, with eight 1.3 to 1.8 times."""
+IN_NETWORK: Final = 1.02
 """Time of layers in a network over their times alone: four networks of convolutions on H200s, at batch 1 to 128, took
-0.8 to 1.2 times as long as the sum of their layers, in TF32 and in float16."""
+0.8 to 1.1 times as long as the sum of their layers, in TF32 and in float16."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ def predict_dense_microseconds(
     memory = product.elements * _BYTES[precision] / (of.moved_bytes * moved_ratio)
     pointwise = product.pointwise * _BYTES[precision] / (of.pointwise_bytes * moved_ratio)
     together: float = (compute**of.overlap + memory**of.overlap) ** (1 / of.overlap)
-    pool = of.launch_microseconds / 2 if is_pooled(spec) else 0.0
-    return IN_NETWORK * (of.launch_microseconds + together + pointwise + pool)
+    return IN_NETWORK * (of.launch_microseconds + together + pointwise)
 
 
 def dense_microseconds(spec: LayerSpec, batch: int, device: DeviceModel) -> dict[DensePrecision, float]:
@@ -168,8 +167,8 @@ def _product(spec: LayerSpec, batch: int, precision: DensePrecision) -> _Product
             window = spec.kernel_height * spec.kernel_width
             rows, groups, sums = batch * spec.positions, spec.groups, outputs
             columns, depth = spec.output_channels // groups * window, _channels(spec, precision)
-    # A pool reads what the pointwise kernel wrote.
-    pointwise = 2 * sums + residual + (sums + outputs if is_pooled(spec) else 0)
+    # A pool reads the sums and computes the activation too.
+    pointwise = sums + outputs if is_pooled(spec) else 2 * sums + residual
     return _Product(rows, columns, depth, groups, inputs + sums + spec.weights_count, pointwise)
 
 
