@@ -2,8 +2,8 @@
 
 The coefficients are fitted to 6,626 layers of seven networks and eight matrix products, measured on one H200 in a CUDA
 graph, with the algorithms that cuDNN predicts. `tests/benchmarks/dense_cost` has them, and the fit. A layer is a
-convolution or matrix product and one pointwise kernel, or a pool that computes the activation, as `torch.compile` leaves
-them. Predictions for other GPUs are scaled by data sheet.
+convolution or matrix product and one pointwise kernel, or a pool that computes the activation, as `torch.compile`
+leaves them. Predictions for other GPUs are scaled by data sheet.
 """
 
 from __future__ import annotations
