@@ -7,11 +7,12 @@
 // weights. A thread owns one column and ROWS rows (in float16 of two images, or two columns of one) and keeps their
 // sums in registers. The input tile with its halo passes through shared memory in chunks of CHUNK_CHANNELS channels,
 // STAGES deep; shared_input_tile.py has the layout of its words. The channels may be split over the blocks of a cluster,
-// as in cluster_conv2d.cu, not in bfloat16: blockIdx.z is then group times CLUSTER, plus rank. A block may have
-// BLOCK_GROUPS K groups, each with GROUP_THREADS threads, whole warps: its input comes from memory once for all of them,
-// and blockIdx.z counts such blocks. From an image of the output
+// as in cluster_conv2d.cu, not in bfloat16: blockIdx.z is then group times CLUSTER, plus rank. From an image of the output
 // to the next it is `output_step` elements: an output may be channels of a larger tensor, and by `input_step` the input
 // of a bounded layer too. The residual is contiguous.
+//
+// A block may have BLOCK_GROUPS K groups, each with GROUP_THREADS threads, whole warps: the input comes from memory once
+// for all of them. blockIdx.z then counts blocks instead of groups.
 //
 // The lines that begin with `// farm.` reach the PTX; codegen/ptx/template.py finds its way by them.
 #include "parameters.h"
