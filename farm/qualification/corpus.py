@@ -64,8 +64,8 @@ BY_PLACE_EVERY = 6
 LINEAR_EVERY = 12
 """Three float32 or float16 shapes in this many are linear layers of LINEAR_KINDS, by the remainder of their number."""
 SEVERAL_EVERY = 7
-"""One shape in this many has blocks of several K groups, where the architecture has clusters and the kernel such
-blocks."""
+"""One shape in this many, if it has no gates, bounds or pool, is a convolution whose blocks have two or four K groups,
+where its tiling allows that."""
 POOLED_EVERY = 4
 """One shape in this many ends with a max pool."""
 WIDE_EVERY = 8
@@ -159,7 +159,8 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
     rng = np.random.default_rng((number, list(get_args(DataType)).index(data_type), 7))
     gated = data_type != "float16" and number % GATED_EVERY == 0
     bounded = data_type == "float32" and number % BOUNDED_EVERY == BOUNDED_EVERY - 1
-    kind = _kind(number, data_type, linear=not gated and not bounded) if clusters else "ordinary"
+    several = number % SEVERAL_EVERY == 4 and not (gated or bounded or number % POOLED_EVERY == 3)
+    kind = _kind(number, data_type, linear=not (several or gated or bounded)) if clusters else "ordinary"
     split = kind == "split"
     if kind in LINEAR_KINDS.values():
         spec: LayerSpec = _linear_spec(rng, data_type, kind)
@@ -167,7 +168,7 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
         spec = _gated_spec(rng, data_type, split=split)
     elif bounded:
         spec = _bounded_spec(rng, split=split)
-    elif split:
+    elif split or several:
         spec = _split_spec(rng, data_type)
     elif number % POOLED_EVERY == 3:
         spec = _pooled_spec(rng, data_type, wide=number % WIDE_EVERY == WIDE_EVERY - 1)
@@ -182,8 +183,8 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
         tiling = _tiling(rng, kind, spec, batch, nonzeros, accumulate)
     except (TilingError, ValueError):
         return None
-    if clusters and number % SEVERAL_EVERY == 4:
-        tiling = _with_several_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY % 2))
+    if several:
+        tiling = _with_several_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY // 2 % 2))
     return Shape(number, spec, tiling, batch)
 
 
@@ -217,7 +218,7 @@ def _tiling(
 
 
 def _with_several_groups(spec: LayerSpec, tiling: Tiling, groups: int) -> Tiling:
-    """The tiling with so many K groups in a block, of fewer output channels each; itself if that does not fit."""
+    """The tiling with this number of K groups in a block, of fewer outputs each; itself if that does not fit."""
     outputs = max(1, tiling.group_outputs // groups // tiling.cluster) * tiling.cluster
     try:
         layer = tiled(spec, replace(tiling, groups=groups, group_outputs=outputs))

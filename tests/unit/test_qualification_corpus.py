@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from codegen.ir.layer_spec import DataType
 from farm.qualification.corpus import BOUNDED_EVERY, draw_shape
 
 
@@ -23,3 +25,13 @@ def test_the_corpus_of_an_architecture_without_clusters_has_none() -> None:
     clusters = [shape is not None and shape.tiling.cluster > 1 for shape in shapes]
     assert any(clusters[:12])
     assert not any(clusters[12:])
+
+
+@pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16"])
+def test_the_first_shapes_have_blocks_of_two_and_of_four_k_groups_in_both_orders(data_type: DataType) -> None:
+    shapes = [shape.tiling for number in range(100) if (shape := draw_shape(number, data_type))]
+    several = {(each.groups, each.order) for each in shapes if each.groups > 1}
+    assert {groups for groups, _ in several} == {2, 4}
+    assert {order for _, order in several} == {"group", "place"}
+    without_clusters = [draw_shape(number, data_type, clusters=False) for number in range(20)]
+    assert any(shape is not None and shape.tiling.groups > 1 for shape in without_clusters)
