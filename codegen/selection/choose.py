@@ -148,7 +148,12 @@ def _size(count_bytes: float) -> str:
 
 def bands_of(spec: LayerSpec, batch: int, nonzeros: int) -> tuple[int, float]:
     """Bands of batch size and density (non-zeros / weights): layers in the same bands get the same tiling."""
-    return _batch_band(batch), _density_band(nonzeros / spec.weights_count)
+    return batch_band(batch), _density_band(nonzeros / spec.weights_count)
+
+
+def batch_band(batch: int) -> int:
+    """The batch size, among those that bands are named after, that is nearest by ratio."""
+    return min(BATCH_BANDS, key=lambda band: abs(math.log(band / batch)))
 
 
 def accumulator_of(spec: LayerSpec, accumulate: Accumulator, nonzeros: NDArray[np.integer]) -> Accumulator:
@@ -220,10 +225,6 @@ def _check_form(layer: Lowered[LayerSpec], form: Form) -> None:
             "the full form is for float32 convolutions of one group without input bounds, gates or a pool: "
             "leave out --template full"
         )
-
-
-def _batch_band(batch: int) -> int:
-    return min(BATCH_BANDS, key=lambda band: abs(math.log(band / batch)))
 
 
 def _density_band(density: float) -> float:

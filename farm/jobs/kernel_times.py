@@ -1,4 +1,5 @@
-"""The time of a layer's kernels in a network: as it was measured when their tiling was tuned, else as predicted."""
+"""The time of a layer's kernels in a network: from the time that was measured when their tiling was tuned, else as
+predicted."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from collections.abc import Sequence
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.kernels import tiled
-from codegen.selection.cost_model import network_microseconds
+from codegen.selection.choose import batch_band
+from codegen.selection.cost_model import network_microseconds, predict_microseconds
 from codegen.target.device_model import DeviceModel, device_named
 from farm.jobs.model import Build, TilingChoice
 
@@ -15,13 +17,19 @@ from farm.jobs.model import Build, TilingChoice
 def kernel_microseconds(
     spec: LayerSpec, tiling: Tiling, rows: int, density: float, device: DeviceModel, choices: Sequence[TilingChoice]
 ) -> float:
-    """The time for this many images, or rows of a linear layer; `choices` are the origins of the tiling."""
+    """The time for this many images, or rows of a linear layer; `choices` are the origins of the tiling.
+
+    A time measured for another number of the same band changes in proportion to the predictions.
+    """
     layer = tiled(spec, tiling)
     for choice in choices:
-        if (time := choice.microseconds(rows)) is not None:
-            gpu = device_named(choice.gpu)
-            if gpu is not None and gpu.arch == device.arch:
-                return network_microseconds(layer, rows, density, device, (time, gpu))
+        gpu = device_named(choice.gpu)
+        if gpu is None or gpu.arch != device.arch:
+            continue
+        for measured_rows, time in choice.measured:
+            if batch_band(measured_rows) == batch_band(rows):
+                there, here = (predict_microseconds(layer, each, density, device=gpu) for each in (measured_rows, rows))
+                return network_microseconds(layer, rows, density, device, (time * here / there, gpu))
     return network_microseconds(layer, rows, density, device)
 
 

@@ -173,8 +173,8 @@ def _merged(chosen: Sequence[tuple[int, Tiling, TilingChoice]]) -> list[tuple[Ti
             gpu = next((choice.gpu for _, _, choice in same if choice.gpu), "")
             note = "; ".join(dict.fromkeys(choice.note for _, _, choice in same if choice.note))
             batches = () if len(same) == len(of_arch) else tuple(batch for batch, _, _ in same)
-            measured = tuple(each for _, _, choice in same if choice.gpu == gpu for each in choice.measured)
-            merged.setdefault((tiling, runs[tiling]), []).append(TilingChoice(arch, gpu, note, batches, measured))
+            times = dict.fromkeys(each for _, _, choice in same if choice.gpu == gpu for each in choice.measured)
+            merged.setdefault((tiling, runs[tiling]), []).append(TilingChoice(arch, gpu, note, batches, tuple(times)))
             runs[tiling] += 1
     return [(tiling, choices) for (tiling, _), choices in merged.items()]
 

@@ -120,7 +120,7 @@ class TuningBook:
                 )
                 if not note:
                     bands = bands_of(spec, batch, int(nonzeros.sum()))
-                    times = _measured(record, batch, bands) if tiling == record.tiling else ()
+                    times = _measured(record, bands) if tiling == record.tiling else ()
                     found.append((tiling, TilingChoice(arch, record.gpu, measured=times)))
                     continue
                 note = f"the record of {record.gpu} was not used: {note}"
@@ -187,11 +187,11 @@ class TuningBook:
                 yield record, tiling
 
 
-def _measured(record: TuningRecord, batch: int, bands: tuple[int, float]) -> tuple[tuple[int, float], ...]:
-    """The batch and the cold time of a record of these bands, if the batch is the one that its band is named after."""
-    if batch != bands[0] or bands != (record.key.batch_band, record.key.density_band):
+def _measured(record: TuningRecord, bands: tuple[int, float]) -> tuple[tuple[int, float], ...]:
+    """The batch that these bands are named after and the record's cold time, if it is a record of these bands."""
+    if record.cold_microseconds is None or bands != (record.key.batch_band, record.key.density_band):
         return ()
-    return () if record.cold_microseconds is None else ((batch, record.cold_microseconds),)
+    return ((bands[0], record.cold_microseconds),)
 
 
 NO_RECORDS = TuningBook({})

@@ -66,6 +66,13 @@ def test_on_another_gpu_of_the_architecture_it_is_longer_as_predicted() -> None:
     assert time_on("h100", measured) == pytest.approx(in_network(7.5 * there / here))
 
 
+def test_for_other_images_of_its_band_it_changes_as_predicted() -> None:
+    measured = TilingChoice("sm_90", "NVIDIA H200", measured=((8, 2.0), (64, 7.5)))
+    at_56, at_64 = (predict_microseconds(tiled(SPEC, TILING), images, DENSITY) for images in (56, 64))
+    assert at_56 < at_64
+    assert time_on("h200", measured, images=56) == pytest.approx(in_network(7.5 * at_56 / at_64))
+
+
 @pytest.mark.parametrize(
     "choice",
     [
