@@ -17,11 +17,14 @@ from codegen.kernels.lowering import Lowered
 GROUPS = ((2, 32), (4, 16), (2, 64), (4, 32))
 """K groups of a block, and output channels of each."""
 MOST_POSITIONS = 256
-"""Most positions of a map, two of float16 counted as one: of larger maps such blocks were slower."""
+"""Most positions of a map, those that share a word counted as one: of larger maps such blocks were slower."""
 
 
 def with_several_groups(layer: Lowered[LayerSpec], tiling: Tiling) -> Iterator[Tiling]:
-    """The tilings, whether they fit or not; none for other kernels, larger filters and larger maps."""
+    """Tilings near one, with several K groups in a block, whether they fit or not.
+
+    None for other kernels, larger filters and larger maps, and none that leaves a block K groups without outputs.
+    """
     geometry = layer.geometry
     if tiling.kernel != "conv2d" or tiling.groups > 1 or geometry.taps > 1:
         return
@@ -37,6 +40,8 @@ def with_several_groups(layer: Lowered[LayerSpec], tiling: Tiling) -> Iterator[T
     for (channels, stages), cluster, count, order, (number, size) in product(
         chunks, clusters, images, ("group", "place"), groups
     ):
+        if -(-geometry.output_channels // size) % number:
+            continue
         yield replace(
             tiling,
             groups=number,

@@ -16,9 +16,8 @@ SCHEMA_VERSION = 1
 """Version of the file format, in its first line. JSON Schema of each line: tuning.schema.json."""
 SHIPPED = ("h200.jsonl", "h200_networks.jsonl")
 """Files beside this module, exported after `farm tune` on the GPU in their name: `--op all`, and whole networks.
-These are tuned for batch 1 and 64; ResNet-18 and ResNet-50 also for 2, 4, 8, 16 and 32, MobileNetV2 in
-float16 for 2, 8, 16 and 32, VGG-16 in float16 for 2, 4, 8, 16 and 32, in float32 its larger layers for 16, and VGG-16,
-the U-Net and MobileNetV2 in float32 for 8 and 32.
+The U-Net is tuned for batch 1, 8, 32 and 64; ResNet-18, ResNet-50, VGG-16 and MobileNetV2 also for 2, 4 and 16; the
+last in float16 for 128 too, as are most layers of the ResNets. Of VGG-16 not every layer has a record of each batch.
 
 Records without cubins come from tests/benchmarks/cost_model: the best of six tilings per layer, one of them the cost
 model's choice, with the L2 cache overwritten for cold times. One record in `h200.jsonl`, of ResNet's first layer with

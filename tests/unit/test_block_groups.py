@@ -80,11 +80,18 @@ def test_records_of_other_tilings_are_as_before() -> None:
 
 def test_tilings_near_one_share_its_block_and_vary_its_k_groups() -> None:
     lead = replace(TWO, groups=1, group_outputs=32, images=4, cluster=2)
-    near = list(with_several_groups(lower(SPEC), lead))
+    near = list(with_several_groups(lower(replace(SPEC, output_channels=128)), lead))
     assert {(each.groups, each.group_outputs) for each in near} >= {(2, 32), (4, 16)}
     assert {(each.tile_width, each.tile_height, each.rows) for each in near} == {(98, 1, 1)}
     assert {each.images for each in near} == {2, 4}
     assert {each.cluster for each in near} == {1, 2}
+
+
+def test_no_k_group_of_their_blocks_is_without_outputs() -> None:
+    lead = Tiling("conv2d", 98, 1, 1, 32, 16, 2, images=2)
+    for outputs in (16, 40, 96, 160):
+        for each in with_several_groups(lower(replace(SPEC, output_channels=outputs)), lead):
+            assert -(-outputs // each.group_outputs) % each.groups == 0
 
 
 @pytest.mark.parametrize("spec", [FILTER, replace(SPEC, height=28, width=28)])
@@ -94,7 +101,7 @@ def test_larger_filters_and_maps_have_no_such_tilings(spec: Conv2d) -> None:
 
 
 def test_a_block_of_one_image_pairs_no_distant_columns() -> None:
-    odd = replace(SPEC, height=7, width=7)
+    odd = replace(SPEC, height=7, width=7, output_channels=64)
     assert {
         each.images for each in with_several_groups(lower(odd), Tiling("conv2d", 49, 1, 1, 32, 16, 2, images=2))
     } == {2}

@@ -12,6 +12,7 @@ from codegen.ir.checkpoint import Layer, Pool
 from codegen.ir.layer_spec import Conv2d, LayerSpec, MaxPool
 from codegen.ir.tiling import Tiling
 from codegen.sass.qualification import Assembler
+from codegen.selection.choose import misfit_of
 from codegen.target.device_model import REFERENCE
 from farm.cuda.measure.workload import NONZERO_BYTES, Case, Choice, model_cases
 from farm.tuning.book import TuningBook, tuned_spec
@@ -157,6 +158,19 @@ def test_tilings_of_a_layers_records_for_other_densities_are_tried_behind_the_mo
     assert sorted(map(str, found)) == sorted(map(str, kind.ranked))
     foreign = replace(sparser[0], key=replace(sparser[0].key, arch="sm_80"))
     assert led_by_records(kind, [foreign]).ranked == kind.ranked
+
+
+def test_near_the_first_tilings_of_a_1x1_layer_every_other_one_has_blocks_of_several_k_groups() -> None:
+    [case] = model_cases(checkpoint(layer("pointwise", spec=Conv2d(64, 14, 14, 128, 1, 1))), [], Choice((64,)))
+    [kind] = kinds_of([case], "sm_90", "float32", 3, BY_PTXAS)
+    found = led_by_records(kind, []).ranked
+    several = [each for each in found if each.groups > 1]
+    assert found[0] == kind.ranked[0]
+    assert [each.groups > 1 for each in found[1:7]] == [True, False] * 3
+    assert tuple(each for each in found if each.groups == 1) == kind.ranked
+    nonzeros = case.weights.nonzeros_per_output
+    assert len(set(several)) == len(several) > 3
+    assert not any(misfit_of(case.spec, each, nonzeros) for each in several)
 
 
 SAME = Conv2d(8, 14, 14, 8, 3, 3, (1, 1), (1, 1, 1, 1))

@@ -138,4 +138,5 @@ def spread(tilings: Sequence[Tiling]) -> list[Tiling]:
 
 def _alike(tiling: Tiling) -> tuple[int, ...]:
     """Value that is equal for similar tilings."""
-    return tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images, tiling.group_outputs, tiling.cluster
+    tile = tiling.tile_width, tiling.tile_height, tiling.rows, tiling.images
+    return *tile, tiling.group_outputs, tiling.block_groups, tiling.cluster
