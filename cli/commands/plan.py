@@ -50,8 +50,8 @@ def plan(request: BuildRequest, price: PriceText = None, as_json: AsJson = False
     size and kernel time for each architecture's GPU, and the totals of all models, which share templates and cubins.
     With a price, also the cost of the CPU time, and what the store saves of it.
 
-    The cost model is fitted to an H200, that of dense layers in PyTorch to an H100. For other GPUs times are scaled by
-    the figures of their data sheets. All count the compiled layers only.
+    Both cost models, of the kernels and of dense layers in PyTorch, are fitted to an H200. For other GPUs times are
+    scaled by the figures of their data sheets. All count the compiled layers only.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

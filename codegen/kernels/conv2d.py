@@ -62,12 +62,12 @@ def unsuitable(spec: LayerSpec, _geometry: Geometry) -> str:
 
 
 def refusal(layer: LoweredConvolution, tiling: Tiling) -> str:
-    """Why the kernel cannot have this combination of stages, clusters and form; empty if it can."""
+    """Why the kernel cannot have this combination of stages, clusters, groups and form; empty if it can."""
     if reason := staged_refusal(tiling):
         return reason
-    if tiling.form == "full" and (tiling.cluster > 1 or tiling.groups > 1):
+    if tiling.form == "full" and (tiling.cluster > 1 or tiling.block_groups > 1):
         return "a full template has neither clusters nor blocks of several K groups"
-    if tiling.groups > 1 and (reason := groups_refusal(layer.spec, layer.geometry)):
+    if tiling.block_groups > 1 and (reason := groups_refusal(layer.spec, layer.geometry)):
         return reason
     return cluster_refusal(layer.spec, layer.geometry) if tiling.cluster > 1 else ""
 
@@ -147,7 +147,7 @@ def _parameters(layer: TiledConvolution) -> str:
     values: dict[str, int | str] = {
         "LOOPED": 0,
         "IMAGES": tiling.images,
-        "BLOCK_GROUPS": tiling.groups,
+        "BLOCK_GROUPS": tiling.block_groups,
         "GROUP_THREADS": layer.group_threads,
         "SHARE_CHANNELS": layer.streams.channels,
         "STORED_OUTPUTS": layer.streams.stored_outputs,

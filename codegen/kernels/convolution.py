@@ -21,7 +21,11 @@ def staged_launch(layer: TiledConvolution, entry: str, shared_bytes: int, part: 
     streams = layer.streams.count if part is None else part.end - part.first
     return Launch(
         kernel=entry,
-        grid=(GridSize(down * across), GridSize(images=layer.tiling.images), GridSize(streams // layer.tiling.groups)),
+        grid=(
+            GridSize(down * across),
+            GridSize(images=layer.tiling.images),
+            GridSize(streams // layer.tiling.block_groups),
+        ),
         block=(layer.threads, 1, 1),
         shared_bytes=shared_bytes,
         arguments=(*tensors_of(spec), *numbers_of(spec)),

@@ -37,7 +37,7 @@ class KernelModule(Protocol):
         """Why the kernel cannot compute a layer, whatever the tiling; empty if it can."""
 
     def refusal(self, layer: Lowered[Any], tiling: Tiling) -> str:
-        """Why the kernel cannot have this combination of stages, clusters, order and form; empty if it can."""
+        """Why the kernel cannot have this combination of stages, clusters, groups, order and form; empty if it can."""
 
     def sources(self, layer: Tiled[Any]) -> dict[str, str]:
         """The generated headers that the .cu includes."""
@@ -46,7 +46,7 @@ class KernelModule(Protocol):
         """Grid, block and shared memory of the kernel of a part; of all K groups without one."""
 
     def block_region(self, layer: Tiled[Any], block: tuple[int, int, int]) -> Region:
-        """The outputs that a block writes: blockIdx.x, blockIdx.y and the number of its K group in the layer."""
+        """The outputs of a stream's block with this blockIdx.x and blockIdx.y; of a linear layer all of its streams'."""
 
     def workload(self, layer: Tiled[Any]) -> Workload:
         """The work of one instruction stream."""

@@ -113,7 +113,10 @@ def input_extent(geometry: Geometry, tiling: Tiling) -> Pair:
 
 
 def input_tile(geometry: Geometry, tiling: Tiling, span_channels: int, pair: Pairing, block_threads: int) -> InputTile:
-    """The input tile of a convolution whose streams read `span_channels`; it depends on neither stages nor K groups."""
+    """The input tile of a convolution whose streams read `span_channels`, copied by `block_threads`.
+
+    It depends on neither the stages nor the output channels of a K group.
+    """
     height, width = input_extent(geometry, tiling)
     plane = geometry.height * geometry.width
     even = span_channels % tiling.chunk_channels == 0

@@ -1,6 +1,6 @@
 """Predicts how long a dense layer takes in PyTorch: what a compiled layer competes with.
 
-The coefficients are fitted to 6,626 layers of seven networks and eight matrix products, measured on one H200 in a CUDA
+The coefficients are fitted to 6,531 layers of seven networks and eight matrix products, measured on one H200 in a CUDA
 graph, with the algorithms that cuDNN predicts. `tests/benchmarks/dense_cost` has them, and the fit. A layer is a
 convolution or matrix product and one pointwise kernel, or a pool that computes the activation, as `torch.compile`
 leaves them. Predictions for other GPUs are scaled by data sheet.
@@ -168,7 +168,7 @@ def _product(spec: LayerSpec, batch: int, precision: DensePrecision) -> _Product
             rows, groups, sums = batch * spec.positions, spec.groups, outputs
             columns, depth = spec.output_channels // groups * window, _channels(spec, precision)
     # A pool reads the sums and computes the activation too.
-    pointwise = sums + outputs if is_pooled(spec) else 2 * sums + residual
+    pointwise = residual + (sums + outputs if is_pooled(spec) else 2 * sums)
     return _Product(rows, columns, depth, groups, inputs + sums + spec.weights_count, pointwise)
 
 

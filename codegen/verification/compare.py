@@ -92,7 +92,8 @@ def sample_blocks(layer: AnyTiled, grid: Block, seed: int, most_groups: int | No
     """Blocks that cover every instruction stream, or `most_groups` drawn ones, and every kind of border.
 
     A small grid is taken whole. In a larger one each K group gets some of the tile grid's corners, edge centres and
-    random interior tiles, on different images; many K groups share these places among them.
+    random interior tiles, on different images; many K groups share these places among them. K groups of one block count
+    as one.
     """
     across = layer.tiles[1]
     cluster = layer.tiling.cluster

@@ -1,4 +1,4 @@
-// The tile, images and K group of a block; block_order.py has the inverse.
+// The tile, images and K group of a block, or the number of a block that has several; block_order.py has the inverse.
 #if BY_PLACE
 #define FIND_PLACE const Place place = place_of_block();
 #define TILE_NUMBER place.tile
