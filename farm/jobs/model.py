@@ -168,9 +168,10 @@ class TilingChoice:
     batches: tuple[int, ...] = ()
     """Batch sizes that the tiling is for, one after another among the job's; empty: all of the job's."""
     measured: tuple[tuple[int, float], ...] = ()
-    """Images, or rows of a linear layer, of the GPU's tuning records, and their cold times in microseconds.
+    """Images, or rows of a linear layer, that the bands of the GPU's tuning records are named after, and the records'
+    cold times in microseconds.
 
-    A record that stands in for one of another density or accumulator, or of other images, has no time here."""
+    A record that stands in for one of another band, density or accumulator has no time here."""
 
     def microseconds(self, rows: int) -> float | None:
         """The measured time for this many images, or rows of a linear layer; None if there is none."""
