@@ -30,7 +30,12 @@ def submitted(
     """The id of a job of these layers."""
     model = checkpoint(*layers, name=name, skipped=skipped)
     new = new_job(
-        model, BuildOptions(archs, batches=(batch,)), namespace="test", name=name, store=yard.store, book=book
+        model,
+        BuildOptions(archs, batches=(batch,), leave_dense="never"),
+        namespace="test",
+        name=name,
+        store=yard.store,
+        book=book,
     )
     [job] = yard.ledger.record_submission(NewSubmission(f"s-{new.id}", "ada", (new,)))
     return job.id
@@ -39,7 +44,13 @@ def submitted(
 def swept(yard: Farmyard, models: Mapping[str, Sequence[Layer]], submitter: str = "ada") -> list[str]:
     """The ids of the jobs of these models, which are the submission `sweep`."""
     new = [
-        new_job(checkpoint(*layers, name=name), BuildOptions(ARCHS), namespace="test", name=name, store=yard.store)
+        new_job(
+            checkpoint(*layers, name=name),
+            BuildOptions(ARCHS, leave_dense="never"),
+            namespace="test",
+            name=name,
+            store=yard.store,
+        )
         for name, layers in models.items()
     ]
     return [job.id for job in yard.ledger.record_submission(NewSubmission("sweep", submitter, tuple(new)))]
