@@ -122,12 +122,20 @@ class Farmyard:
             jobs.append(replace(job, builds=builds, request_digest=name.ljust(64, ".")))
         return [job.id for job in self.ledger.record_submission(NewSubmission(f"s-{names[0]}", "ada", tuple(jobs)))]
 
-    def coordinator(self, executor: PlayedExecutor, progress: Progress | None = None) -> Coordinator:
-        return Coordinator(self.ledger, self.store, executor, fixed_toolchain(), self.settings, progress)
+    def coordinator(
+        self, executor: PlayedExecutor, progress: Progress | None = None, clock: Clock | None = None
+    ) -> Coordinator:
+        return Coordinator(self.ledger, self.store, executor, fixed_toolchain(), self.settings, progress, clock=clock)
 
-    def run(self, job_ids: Sequence[str], play: Play = lambda request: None, capacity: int = 2) -> list[Job]:
+    def run(
+        self,
+        job_ids: Sequence[str],
+        play: Play = lambda request: None,
+        capacity: int = 2,
+        clock: Clock | None = None,
+    ) -> list[Job]:
         self.executor = PlayedExecutor(self.store, play, capacity)
-        return self.coordinator(self.executor).run(job_ids)
+        return self.coordinator(self.executor, clock=clock).run(job_ids)
 
     def results(self, job_id: str) -> list[BuildResult]:
         return self.ledger.results(job_id)

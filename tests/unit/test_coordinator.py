@@ -15,7 +15,7 @@ from farm.scheduler.coordinator import POLL_SECONDS
 from farm.scheduler.progress import Progress
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
 from tests.samples import SMALLER
-from tests.unit.farmyard import Farmyard, PlayedExecutor
+from tests.unit.farmyard import Farmyard, PlayedClock, PlayedExecutor
 
 
 @pytest.fixture
@@ -270,13 +270,13 @@ def test_an_executor_that_cannot_start_crashes_the_job_in_words(farm: Farmyard) 
 
 
 def test_a_job_that_takes_too_long_ends_with_what_it_has(farm: Farmyard) -> None:
-    farm.settings = replace(farm.settings, job_timeout_seconds=0.3)
+    farm.settings, clock = replace(farm.settings, job_timeout_seconds=30), PlayedClock()
 
     def play(request: Request) -> None:
         if isinstance(request, CubinRequest):
-            time.sleep(0.31)
+            clock.sleep(31)
 
-    [job] = farm.run(farm.submit("a"), play)
+    [job] = farm.run(farm.submit("a"), play, clock=clock)
     assert job.status is Status.FAILED
     assert "FARM_JOB_TIMEOUT" in job.reason
     assert job.done == 1
