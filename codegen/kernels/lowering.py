@@ -46,7 +46,7 @@ class KernelModule(Protocol):
         """Grid, block and shared memory of the kernel of a part; of all K groups without one."""
 
     def block_region(self, layer: Tiled[Any], block: tuple[int, int, int]) -> Region:
-        """The outputs of the block with this blockIdx.x, blockIdx.y and stream; of a linear layer, with blockIdx.z."""
+        """Outputs of a block, given by blockIdx.x, blockIdx.y and stream, or blockIdx.z for a linear layer."""
 
     def workload(self, layer: Tiled[Any]) -> Workload:
         """The work of one instruction stream."""

@@ -6,6 +6,7 @@ first choice does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from codegen.ir.dtypes import ELEMENT_BYTES
@@ -55,24 +56,32 @@ def predict_microseconds(
     return COSTS[layer.tiling.kernel](PlannedLaunch(layer, batch, density, cold, fetched, order, stream, device))
 
 
+@dataclass(frozen=True)
+class MeasuredTime:
+    """Time of a layer as in a network: cold, without its way to the next layer."""
+
+    microseconds: float
+    batch: int
+    device: DeviceModel
+
+
 def network_microseconds(
     layer: AnyTiled,
     batch: int,
     density: float,
     device: DeviceModel,
-    measured: tuple[float, DeviceModel] | None = None,
+    measured: MeasuredTime | None = None,
 ) -> float:
     """The share of a layer in the time of a whole network, which is a CUDA graph.
 
-    `measured`: the time of this tiling for this batch as in a network, and its GPU; on another GPU it takes longer by
-    the ratio of the predictions.
+    `measured` is of this tiling; for another batch or GPU it changes in proportion to the predictions.
     """
     if measured is None:
         return IN_NETWORK[layer.spec.data_type] * predict_microseconds(layer, batch, density, device=device)
-    time, gpu = measured
-    if gpu != device:
-        here, there = (predict_microseconds(layer, batch, density, device=each) for each in (device, gpu))
-        time *= here / there
+    time = measured.microseconds
+    if (measured.batch, measured.device) != (batch, device):
+        time *= predict_microseconds(layer, batch, density, device=device)
+        time /= predict_microseconds(layer, measured.batch, density, device=measured.device)
     return MEASURED_IN_NETWORK[layer.spec.data_type] * time + GAP_MICROSECONDS
 
 

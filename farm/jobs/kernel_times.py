@@ -9,7 +9,7 @@ from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.kernels import tiled
 from codegen.selection.choose import batch_band
-from codegen.selection.cost_model import network_microseconds, predict_microseconds
+from codegen.selection.cost_model import MeasuredTime, network_microseconds
 from codegen.target.device_model import DeviceModel, device_named
 from farm.jobs.model import Build, TilingChoice
 
@@ -17,20 +17,19 @@ from farm.jobs.model import Build, TilingChoice
 def kernel_microseconds(
     spec: LayerSpec, tiling: Tiling, rows: int, density: float, device: DeviceModel, choices: Sequence[TilingChoice]
 ) -> float:
-    """The time for this many images, or rows of a linear layer; `choices` are the origins of the tiling.
+    """Predicted time for `rows` images, or rows of a linear layer; `choices` are the origins of the tiling.
 
-    A time measured for another number of the same band changes in proportion to the predictions.
+    A time measured in the same band of batch sizes, on a GPU of the same architecture, counts before the cost model.
     """
-    layer = tiled(spec, tiling)
-    for choice in choices:
-        gpu = device_named(choice.gpu)
-        if gpu is None or gpu.arch != device.arch:
-            continue
-        for measured_rows, time in choice.measured:
-            if batch_band(measured_rows) == batch_band(rows):
-                there, here = (predict_microseconds(layer, each, density, device=gpu) for each in (measured_rows, rows))
-                return network_microseconds(layer, rows, density, device, (time * here / there, gpu))
-    return network_microseconds(layer, rows, density, device)
+    measured = (
+        MeasuredTime(time, of_rows, gpu)
+        for choice in choices
+        for of_rows, time in choice.measured
+        if batch_band(of_rows) == batch_band(rows)
+        and (gpu := device_named(choice.gpu)) is not None
+        and gpu.arch == device.arch
+    )
+    return network_microseconds(tiled(spec, tiling), rows, density, device, next(measured, None))
 
 
 def build_microseconds(build: Build, batch: int, device: DeviceModel) -> float:

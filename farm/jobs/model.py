@@ -174,7 +174,7 @@ class TilingChoice:
     A record that stands in for one of another band, density or accumulator has no time here."""
 
     def microseconds(self, rows: int) -> float | None:
-        """The measured time for this many images, or rows of a linear layer; None if there is none."""
+        """Time measured for exactly `rows` images, or rows of a linear layer; otherwise None."""
         return dict(self.measured).get(rows)
 
 

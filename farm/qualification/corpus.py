@@ -184,7 +184,7 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
     except (TilingError, ValueError):
         return None
     if several:
-        tiling = _with_several_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY // 2 % 2))
+        tiling = _with_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY // 2 % 2))
     return Shape(number, spec, tiling, batch)
 
 
@@ -217,7 +217,7 @@ def _tiling(
     return possible[0] if kind == "ordinary" and rng.random() < 0.4 else possible[int(rng.integers(len(possible)))]
 
 
-def _with_several_groups(spec: LayerSpec, tiling: Tiling, groups: int) -> Tiling:
+def _with_groups(spec: LayerSpec, tiling: Tiling, groups: int) -> Tiling:
     """The tiling with this number of K groups in a block, of fewer outputs each; itself if that does not fit."""
     outputs = max(1, tiling.group_outputs // groups // tiling.cluster) * tiling.cluster
     try:
