@@ -1,4 +1,4 @@
-"""Tilings of 1x1 convolutions whose blocks have several K groups, near one whose blocks have one.
+"""Tilings of convolutions on small maps whose blocks have several K groups, near one whose blocks have one.
 
 The K groups of a block share its input, which otherwise comes from L2 once for each of them: on an H200 most of what a
 1x1 layer of ResNet-50 moves. Only the tuner tries them: the cost model predicts them too slow.
@@ -18,17 +18,20 @@ GROUPS = ((2, 32), (4, 16), (2, 64), (4, 32))
 """K groups of a block, and output channels of each."""
 MOST_POSITIONS = 256
 """Most positions of a map, those that share a word counted as one: of larger maps such blocks were slower."""
+MOST_FILTER_POSITIONS = 64
+"""The same for filters larger than 1x1: at 14x14 such blocks were 2 to 15 % slower."""
 
 
 def with_several_groups(layer: Lowered[LayerSpec], tiling: Tiling) -> Iterator[Tiling]:
     """Tilings near one, with several K groups in a block, whether they fit or not.
 
-    None for other kernels, larger filters and larger maps, and none that leaves a block K groups without outputs.
+    None for other kernels and larger maps, and none that leaves a block K groups without outputs.
     """
     geometry = layer.geometry
-    if tiling.kernel != "conv2d" or tiling.groups > 1 or geometry.taps > 1:
+    if tiling.kernel != "conv2d" or tiling.groups > 1:
         return
-    if geometry.positions_height * geometry.positions_width > MOST_POSITIONS:
+    most = MOST_POSITIONS if geometry.taps == 1 else MOST_FILTER_POSITIONS
+    if geometry.positions_height * geometry.positions_width > most:
         return
     outputs = tiling.group_outputs
     groups = dict.fromkeys((*GROUPS, (2, outputs), (4, max(1, outputs // 2))))

@@ -95,9 +95,15 @@ def test_no_k_group_of_their_blocks_is_without_outputs() -> None:
 
 
 @pytest.mark.parametrize("spec", [FILTER, replace(SPEC, height=28, width=28)])
-def test_larger_filters_and_maps_have_no_such_tilings(spec: Conv2d) -> None:
+def test_larger_maps_have_no_such_tilings(spec: Conv2d) -> None:
     lead = Tiling("conv2d", 14, 1, 1, 32, 16, 2)
     assert not list(with_several_groups(lower(spec), lead))
+
+
+def test_larger_filters_have_such_tilings_on_the_smallest_maps() -> None:
+    small = replace(FILTER, height=7, width=7, output_channels=64)
+    lead = Tiling("conv2d", 7, 7, 1, 32, 4, 2)
+    assert {each.groups for each in with_several_groups(lower(small), lead)} == {2, 4}
 
 
 def test_a_block_of_one_image_pairs_no_distant_columns() -> None:
