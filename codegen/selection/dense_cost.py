@@ -13,6 +13,7 @@ from math import ceil, prod
 from typing import Final, Literal, get_args
 
 from codegen.ir.layer_spec import AddResidual, Conv2d, ConvTranspose2d, LayerSpec, Linear, is_pooled
+from codegen.selection.costs.scaling import dram_ratio
 from codegen.target.device_model import REFERENCE, DeviceModel
 
 DensePrecision = Literal["fp32", "tf32", "fp16"]
@@ -114,7 +115,7 @@ def predict_dense_microseconds(
     of_tile = product.depth / split * of.tile_rows * of.tile_columns
     speed = multiply_add_ratio(device, precision)
     compute = waves * of_tile * slots / (of.multiply_adds * speed)
-    moved_ratio = device.dram_gigabytes_per_second / REFERENCE.dram_gigabytes_per_second
+    moved_ratio = dram_ratio(device)
     memory = product.elements * _BYTES[precision] / (of.moved_bytes * moved_ratio)
     pointwise = product.pointwise * _BYTES[precision] / (of.pointwise_bytes * moved_ratio)
     together: float = (compute**of.overlap + memory**of.overlap) ** (1 / of.overlap)
@@ -143,7 +144,7 @@ def coefficients_of(spec: LayerSpec, precision: DensePrecision, layout: Layout) 
 
 
 def multiply_add_ratio(device: DeviceModel, precision: DensePrecision) -> float:
-    """The rate of a GPU's multiply-adds as a share of the H100's."""
+    """The rate of a GPU's multiply-adds as a share of the H200's."""
 
     def rate(of: DeviceModel) -> float:
         per_clock = of.multiprocessor.float32_lanes if precision == "fp32" else of.multiprocessor.tensor_float16

@@ -43,8 +43,6 @@ class LayerPair:
 class BuiltShape:
     """Builds of a shape's layers, and why others have none."""
 
-    number: int
-    data_type: DataType
     shape: Shape | None = None
     """None if no tiling fits it."""
     layers: tuple[LayerPair, ...] = ()
@@ -64,7 +62,7 @@ def build_shape(
     """Builds the first `variants` layers of a shape with both assemblers."""
     shape = draw_shape(number, data_type, clusters=has_clusters(arch))
     if shape is None:
-        return BuiltShape(number, data_type)
+        return BuiltShape()
     clusters = shape.tiling.cluster > 1
     options = ptxas_options(QUALIFIED_LEVEL, clusters=clusters)
     try:
@@ -73,11 +71,11 @@ def build_shape(
         skeleton = make_skeleton(template, arch, toolchain, skeleton_options(options, clusters=clusters), limits)
         assembler = DirectAssembler.of(template, skeleton.data, arch)
     except MachineCodeError as error:
-        return BuiltShape(number, data_type, shape, refused=Counter({without_places(str(error)): variants}))
+        return BuiltShape(shape, refused=Counter({without_places(str(error)): variants}))
     except CodegenError as error:
-        return BuiltShape(number, data_type, shape, not_built=(f"{shape.name}: {error}",))
+        return BuiltShape(shape, not_built=(f"{shape.name}: {error}",))
     except Exception:  # noqa: BLE001 - any of them would crash a job
-        return BuiltShape(number, data_type, shape, crashed=(f"{shape.name}: {traceback.format_exc()}",))
+        return BuiltShape(shape, crashed=(f"{shape.name}: {traceback.format_exc()}",))
     layers: list[LayerPair] = []
     refused: Counter[str] = Counter()
     crashed, not_built = [], []
@@ -111,8 +109,6 @@ def build_shape(
         ptxas_seconds += sum(cubin.seconds for cubin in by_ptxas)
         direct_seconds += direct.seconds
     return BuiltShape(
-        number,
-        data_type,
         shape,
         layers=tuple(layers),
         refused=refused,

@@ -21,7 +21,6 @@ from farm.qualification.corpus import Shape
 class Comparison:
     """Outputs of both builds of a layer, compared."""
 
-    variant: int
     outputs: int
     differing: int
     """Outputs whose bits differ, or that neither build wrote."""
@@ -73,7 +72,7 @@ class GpuComparator:
                     device.poison(target, output.nbytes)
                     self._launch(kernels, source, target, shape.batch, added, factors)
                     device.download(target, output)
-                yield Comparison(layer.variant, outputs[0].size, count_differing(outputs[0], outputs[1]))
+                yield Comparison(outputs[0].size, count_differing(outputs[0], outputs[1]))
 
     def _launch(
         self, kernels: Kernels, source: int, target: int, batch: int, added: int | None, factors: int | None

@@ -54,22 +54,23 @@ MAX_WEIGHTS = 1024
 MAX_SPLIT_WEIGHTS = 3072
 """Most weights of a shape split over the blocks of a cluster, where each block has its own instruction stream."""
 SPLIT_EVERY = 3
-"""One float32 or float16 shape in this many splits its channels over the blocks of a cluster."""
+"""Float32 and float16 shapes of one remainder of their number by this split their channels over the blocks of a
+cluster. Of the kinds that share a number `draw_shape` takes one, so each is rarer than its remainder."""
 GATED_EVERY = 5
-"""One float32 or bfloat16 shape in this many has channel gates."""
+"""Float32 and bfloat16 shapes of one remainder by this have channel gates."""
 BOUNDED_EVERY = 5
-"""One float32 shape in this many has input bounds, as a normalisation before a layer leads to."""
+"""Float32 shapes of one remainder by this have input bounds, as a normalisation before a layer leads to."""
 BY_PLACE_EVERY = 6
-"""One shape in this many begins its blocks in the order `place`, where the architecture has clusters."""
+"""Shapes of one remainder by this begin their blocks in the order `place`, where the architecture has clusters."""
 LINEAR_EVERY = 12
-"""Three float32 or float16 shapes in this many are linear layers of LINEAR_KINDS, by the remainder of their number."""
+"""Float32 and float16 shapes of three remainders by this are linear layers of LINEAR_KINDS."""
 SEVERAL_EVERY = 7
-"""One shape in this many, if it has no gates, bounds or pool, is a convolution whose blocks have two or four K groups,
-where its tiling allows that."""
+"""Shapes of one remainder by this without gates, bounds and pool are convolutions whose blocks have two or four K
+groups, where their tiling allows that."""
 POOLED_EVERY = 4
-"""One shape in this many ends with a max pool."""
+"""Shapes of one remainder by this end with a max pool."""
 WIDE_EVERY = 8
-"""One shape in this many ends with a max pool whose windows overlap."""
+"""Shapes of one remainder by this end with a max pool whose windows overlap."""
 MAX_ELEMENTS = 200_000
 """Most elements of a batch's input or output."""
 STEPS: tuple[Step, ...] = (

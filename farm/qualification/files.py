@@ -30,13 +30,16 @@ def read_records(text: str, name: str) -> tuple[QualificationRecord, ...]:
     way_out = "give a file written by farm qualify --output"
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{name} is not JSON ({error}): {way_out}") from None
     if not isinstance(document, dict) or document.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(f"{name} is not a file of qualification records, version {SCHEMA_VERSION}: {way_out}")
+    listed, claimed = document.get("records", []), document.get("same_code", [])
+    if not isinstance(listed, list) or not isinstance(claimed, list):
+        raise UsageError(f"{name}: records and same_code are not lists: {way_out}")
     try:
-        records = tuple(record_of_json(each) for each in document.get("records", ()))
-        claims = [same_code_of_json(each) for each in document.get("same_code", ())]
+        records = tuple(record_of_json(each) for each in listed)
+        claims = [same_code_of_json(each) for each in claimed]
         return records + tuple(carried for each in claims for carried in each.carry(records))
     except ValueError as error:
         raise UsageError(f"{name}: invalid record, {error}: {way_out}") from None

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -31,6 +31,7 @@ from farm.qualification.record import QualificationRecord
 from farm.store import open_store
 from farm.worker.cache_lookup import known_toolchain
 
+BUILDER_ENDED = "the system ended a build process, perhaps for memory: run it again with a smaller --jobs"
 AHEAD = 4
 """Shapes queued beyond one per process, so that no process idles while the GPU compares."""
 
@@ -42,7 +43,7 @@ class QualificationPlan:
     layers: int = 2000
     """Layers per data type."""
     first: int = 0
-    """Number of the first layer; each shape has LAYERS_PER_SHAPE of them."""
+    """Number of the first layer, or of another one of its shape, which has LAYERS_PER_SHAPE of them."""
     seconds: float | None = None
     """Time limit for comparing; None: no limit."""
     data_types: tuple[DataType, ...] = get_args(DataType)
@@ -181,7 +182,7 @@ def collect_outcome(
             sources=assembler_digest(),
             gpu=started.gpu,
             driver=started.driver,
-            first=plan.first,
+            first=plan.first // LAYERS_PER_SHAPE * LAYERS_PER_SHAPE,
             layers=tally.layers,
             shapes=tally.shapes,
             outputs=tally.outputs,
@@ -227,7 +228,11 @@ def compare_shapes(
         done, waiting = wait(waiting, None if math.isinf(left) else left, FIRST_COMPLETED)
         for future in done:
             waiting |= set(islice(builds, 1))
-            built = future.result()
+            try:
+                built = future.result()
+            except BrokenExecutor:  # shapes compared so far count
+                yield ShapeResult("", data_types[0], Tally(not_built=(BUILDER_ENDED,)))
+                return
             if built.shape is None:
                 continue
             result, gpu_works = _compare_shape(comparator, built.shape, built)

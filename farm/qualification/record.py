@@ -112,6 +112,8 @@ def record_of_json(value: Any) -> QualificationRecord:
         kind = int if name in _COUNTS else str
         if not isinstance(value[name], kind) or isinstance(value[name], bool):
             raise ValueError(f"{name} {value[name]!r} is not {'an integer' if kind is int else 'a string'}")
+        if kind is int and value[name] < 0:
+            raise ValueError(f"{name} {value[name]} is below 0")
     if value["data_type"] not in get_args(DataType):
         raise ValueError(f"unknown data_type {value['data_type']!r}")
     try:

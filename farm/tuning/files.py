@@ -15,16 +15,11 @@ from farm.tuning.record import TuningRecord, record_of_json
 SCHEMA_VERSION = 1
 """Version of the file format, in its first line. JSON Schema of each line: tuning.schema.json."""
 SHIPPED = ("h200.jsonl", "h200_networks.jsonl")
-"""Files beside this module, exported after `farm tune` on the GPU in their name: `--op all`, and whole networks.
-The U-Net is tuned for batch 1, 8, 32 and 64; ResNet-18, ResNet-50, VGG-16 and MobileNetV2 also for 2, 4 and 16; the
-last in float16 for 128 too, as are most layers of the ResNets. Of VGG-16 not every layer has a record of each batch.
+"""Files beside this module, exported after `farm tune`: `--op all`, with warm times only, and whole networks. The
+U-Net is tuned for batch 1, 8, 32 and 64; ResNet-18, ResNet-50, VGG-16 and MobileNetV2 also for 2, 4 and 16, and in
+float16 for 128, but for some layers of VGG-16 and of the ResNets.
 
-Records without cubins come from tests/benchmarks/cost_model: the best of six tilings per layer, one of them the cost
-model's choice, with the L2 cache overwritten for cold times. One record in `h200.jsonl`, of ResNet's first layer with
-its pool, is the best of 57 tilings with warm code. The float16 records of batch 64, six of them in the network, and
-of 3x3 layers in float32, without cubins too, five of batch 8 and two of batch 32, the latter on an H100, were measured
-with given tilings; so were those of float16 tables, clusters and 1x1 layers of the ResNets without cubins, and those of
-ResNet-50's 1x1 layers in float32 at batch 8 of 27 November.
+Records without cubins are the fastest of as many given tilings as `tried` says, measured by scripts.
 """
 _WAY_OUT = "give a file written by farm tuning export"
 
@@ -61,7 +56,7 @@ def read_records(text: str, name: str) -> tuple[TuningRecord, ...]:
 def _value(line: str, number: int, name: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{name}: line {number} is not JSON ({error}): {_WAY_OUT}") from None
 
 

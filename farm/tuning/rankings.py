@@ -65,7 +65,7 @@ class KeptRankings:
             return
         tilings, count = [tiling.to_json() for tiling in head.tilings], head.count
         record = {"tilings": tilings, "count": count, "check": _check(tilings, count), "namespace": self._namespace}
-        self._writes = False  # until a write succeeds: some submitters may not write records
+        self._writes = False  # after a write that failed: some submitters may not write records
         with suppress(StoreError):
             self._store.put_record(RANKING_STAGE, key.digest, record)
             self._writes = True

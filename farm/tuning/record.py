@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -71,7 +72,7 @@ class TuningRecord:
     cold_microseconds: float | None = None
     """Cold time, as in a network where other layers run in between; None for a record chosen by warm times."""
     model_cold_microseconds: float | None = None
-    """Warm time of the cost model's first choice."""
+    """Cold time of the cost model's first choice."""
 
     def beats(self, other: TuningRecord) -> bool:
         """Whether it is better than another record of its key: cold times first, then the faster one."""
@@ -104,6 +105,17 @@ class TuningRecord:
             "measured_at": self.measured_at.isoformat(timespec="seconds"),
         }
 
+
+MOST_POSITIONS, MOST_CHANNELS = 65_536, 65_536
+"""Most positions of a block, and most channels of its outputs and of its chunks together: eight times those of any
+record."""
+CLUSTERS = (1, 2, 4, 8)
+"""Blocks of a cluster; more are not portable between GPUs."""
+MOST_OPTIMISATION = 3
+MOST_WHOLE = 2**31 - 1
+"""Largest number that the ledger's columns hold in every database."""
+_ARCH = re.compile(r"sm_[0-9]{2,3}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 _COLD = frozenset({"cold_microseconds", "model_cold_microseconds"})
 """Present only in records chosen by cold times."""
@@ -151,9 +163,16 @@ def tiling_of_json(value: Any) -> Tiling:
     whole = all(type(number) is int and number >= (name != "stages") for name, number in numbers.items())
     names = tiling.kernel in get_args(KernelName) and tiling.accumulate in get_args(Accumulator)
     names = names and tiling.order in get_args(Order) and tiling.form == "rolled"
-    if not whole or not names:
+    if not whole or not names or not _has_size(tiling):
         raise ValueError(f"its tiling {value!r} cannot be chosen")
     return tiling
+
+
+def _has_size(tiling: Tiling) -> bool:
+    """Whether its numbers are of a size that some GPU has: whether a larger one fits a layer takes hours to tell."""
+    positions = tiling.tile_width * tiling.tile_height * tiling.rows * tiling.images
+    outputs, chunks = tiling.group_outputs * tiling.groups, tiling.chunk_channels * max(1, tiling.stages)
+    return positions <= MOST_POSITIONS and max(outputs, chunks) <= MOST_CHANNELS and tiling.cluster in CLUSTERS
 
 
 def _key_of_json(value: Mapping[str, Any]) -> TuningKey:
@@ -165,13 +184,18 @@ def _key_of_json(value: Mapping[str, Any]) -> TuningKey:
     accumulate = value["accumulate"]
     if accumulate not in get_args(Accumulator):
         raise ValueError(f"its accumulate {accumulate!r} is not float32 or float16")
+    density, optimisation = _positive(value, "density_band"), _whole(value, "optimisation")
+    if density > 1:
+        raise ValueError(f"its density_band {density} is above 1")
+    if optimisation > MOST_OPTIMISATION:
+        raise ValueError(f"its optimisation {optimisation} is above {MOST_OPTIMISATION}")
     return TuningKey(
-        arch=_text(value, "arch"),
+        arch=_matching(value["arch"], "arch", _ARCH),
         spec=spec,
         batch_band=_whole(value, "batch_band", least=1),
-        density_band=_positive(value, "density_band"),
+        density_band=density,
         accumulate=accumulate,
-        optimisation=_whole(value, "optimisation"),
+        optimisation=optimisation,
     )
 
 
@@ -182,16 +206,22 @@ def _text(value: Mapping[str, Any], name: str) -> str:
     return found
 
 
+def _matching(found: Any, name: str, pattern: re.Pattern[str]) -> str:
+    if not isinstance(found, str) or not pattern.fullmatch(found):
+        raise ValueError(f"its {name} {found!r} does not match {pattern.pattern}")
+    return found
+
+
 def _whole(value: Mapping[str, Any], name: str, least: int = 0) -> int:
     found = value[name]
-    if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise ValueError(f"its {name} {found!r} is not a whole number of at least {least}")
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found <= MOST_WHOLE:
+        raise ValueError(f"its {name} {found!r} is not a whole number from {least} to {MOST_WHOLE}")
     return found
 
 
 def _positive(value: Mapping[str, Any], name: str) -> float:
     found = value[name]
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found < math.inf:
+    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found <= sys.float_info.max:
         raise ValueError(f"its {name} {found!r} is not a number above 0")
     return float(found)
 
@@ -201,9 +231,9 @@ def _positive_or_none(value: Mapping[str, Any], name: str) -> float | None:
 
 
 def _digests(found: Any) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+    if not isinstance(found, list):
         raise ValueError(f"its cubins {found!r} are not a list of digests")
-    return tuple(found)
+    return tuple(_matching(each, "cubin", _DIGEST) for each in found)
 
 
 def _moment(value: Mapping[str, Any]) -> datetime:

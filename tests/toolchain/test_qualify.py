@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,7 @@ from farm.qualification.build import BuildPool, BuiltShape, LayerPair, build_sha
 from farm.qualification.comparator import Comparison, count_differing
 from farm.qualification.corpus import LAYERS_PER_SHAPE, Shape, draw_shape, mask_name
 from farm.qualification.qualify import (
+    BUILDER_ENDED,
     QualificationPlan,
     QualificationProgress,
     ShapeResult,
@@ -98,7 +100,7 @@ def test_outputs_that_neither_kernel_writes_are_a_difference() -> None:
 def test_a_gpu_that_stops_ends_the_run_and_names_its_layer(built: BuiltShape) -> None:
     class Stopping(EmulatedComparator):
         def compare(self, shape: Shape, layers: Sequence[LayerPair]) -> Iterator[Comparison]:
-            yield Comparison(layers[0].variant, 10, 0)
+            yield Comparison(10, 0)
             raise DeviceError("conv2d did not run: illegal address")
 
     source = FixedBuilder(built)
@@ -107,6 +109,30 @@ def test_a_gpu_that_stops_ends_the_run_and_names_its_layer(built: BuiltShape) ->
     assert isinstance(events[1], ShapeResult)
     assert events[1].tally.wrong == ("float32 2:1 (no weight): conv2d did not run: illegal address",)
     assert events[1].tally.layers == 1
+
+
+def test_a_build_process_that_the_system_ends_costs_no_result(built: BuiltShape) -> None:
+    class Ended(FixedBuilder):
+        def submit(self, number: int, data_type: DataType, variants: int = LAYERS_PER_SHAPE) -> Future[BuiltShape]:
+            future = super().submit(number, data_type, variants)
+            if len(self.asked) > 1:
+                future = Future()
+                future.set_exception(BrokenProcessPool())
+            return future
+
+    plan = QualificationPlan(layers=80, data_types=("float32",))
+    _, compared, ended = compare_shapes(EmulatedComparator(), Ended(built), plan, "13.0", ahead=1)
+    assert isinstance(compared, ShapeResult)
+    assert isinstance(ended, ShapeResult)
+    assert compared.tally.layers == 12
+    assert ended.tally.not_built == (BUILDER_ENDED,)
+
+
+def test_the_record_of_a_run_names_the_first_layer_that_was_drawn(built: BuiltShape) -> None:
+    plan = QualificationPlan(layers=12, first=41, data_types=("float32",))
+    events = compare_shapes(EmulatedComparator(), FixedBuilder(built), plan, "13.0", ahead=1)
+    [record] = collect_outcome(events, plan, QualificationProgress()).records
+    assert record.first == 40
 
 
 def test_a_run_draws_the_range_of_layers_in_its_plan(built: BuiltShape) -> None:
@@ -241,7 +267,7 @@ def test_a_run_ends_when_its_time_is_up_even_while_shapes_are_built() -> None:
         def submit(self, number: int, data_type: DataType, variants: int = LAYERS_PER_SHAPE) -> Future[BuiltShape]:
             return Future()
 
-    source = Never(BuiltShape(0, "float32"))
+    source = Never(BuiltShape())
     plan = QualificationPlan(layers=240, seconds=0.01)
     [started] = compare_shapes(EmulatedComparator(), source, plan, "13.0", ahead=2)
     assert isinstance(started, Started)

@@ -153,6 +153,7 @@ def test_a_record_comes_back_from_its_file() -> None:
     [
         ({"gpu": 3}, "gpu 3 is not a string"),
         ({"layers": "many"}, "layers 'many' is not an integer"),
+        ({"first": -1}, "first -1 is below 0"),
         ({"data_type": "int8"}, "unknown data_type 'int8'"),
         ({"finished_at": "2026-11-22"}, "not a time with a time zone"),
         ({"colour": "red"}, "colour"),
@@ -180,6 +181,12 @@ def test_a_record_counts_for_later_sources_that_make_the_same_code_as_far_as_tha
     assert assembler_with(*few)[0] != "direct"
     wrong = document_of([replace(measured, wrong=1)])
     assert assembler_with(*read_records(json.dumps({**wrong, "same_code": [claim]}), "a.json"))[0] != "direct"
+
+
+@pytest.mark.parametrize("text", ['{"schema_version": 1, "records": 5}', 100_000 * "["])
+def test_a_file_that_is_no_list_of_records_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"a\.json.*farm qualify --output"):
+        read_records(text, "a.json")
 
 
 @pytest.mark.parametrize("change", [{"layers": "all"}, {"arch": 90}, {"colour": "red"}])

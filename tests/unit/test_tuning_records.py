@@ -131,6 +131,12 @@ def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
         (changed(microseconds=True), "microseconds True is not"),
         (changed(tried=-1), "tried -1 is not"),
         (changed(batch_band="64"), "batch_band '64' is not"),
+        (changed(tried=2**31), "tried 2147483648 is not"),
+        (changed(microseconds=10**400), "is not a number above 0"),
+        (changed(density_band=1.5), "density_band 1.5 is above 1"),
+        (changed(optimisation=4), "optimisation 4 is above 3"),
+        (changed(arch="sm_90a"), "arch 'sm_90a' does not match"),
+        (changed(cubins=["ab"]), "cubin 'ab' does not match"),
         (changed(gpu=""), "gpu '' is not a text"),
         (changed(accumulate="float8"), "accumulate 'float8'"),
         (changed(cubins="ab"), "cubins 'ab' are not"),
@@ -139,6 +145,9 @@ def changed(**values: Any) -> Callable[[dict[str, Any]], object]:
         (changed(tiling={"tile_width": 8}), "is not one of this version"),
         (changed(tiling={**TUNED.to_json(), "rows": 0}), "cannot be chosen"),
         (changed(tiling={**TUNED.to_json(), "form": "full"}), "cannot be chosen"),
+        (changed(tiling={**TUNED.to_json(), "cluster": 16}), "cannot be chosen"),
+        (changed(tiling={**TUNED.to_json(), "images": 10**20}), "cannot be chosen"),
+        (changed(tiling={**TUNED.to_json(), "chunk_channels": 10**9}), "cannot be chosen"),
         (changed(tiling={**TUNED.to_json(), "accumulate": "float16"}), "adds up in another type"),
         (changed(tiling=None), "is not one of this version"),
         (changed(spec={"operator": "pool"}), "is not one of this version"),
@@ -158,9 +167,10 @@ def test_a_bad_record_is_refused_in_words_with_its_number(
         read_records("\n".join([*lines[:2], json.dumps(bad)]), "records.jsonl")
 
 
-def test_a_line_that_is_no_json_is_refused_with_its_number() -> None:
+@pytest.mark.parametrize("line", ['{"gpu"', 100_000 * "["])
+def test_a_line_that_is_no_json_is_refused_with_its_number(line: str) -> None:
     with pytest.raises(UsageError, match=r"records\.jsonl: line 2 is not JSON"):
-        read_records('{"schema_version": 1}\n{"gpu"', "records.jsonl")
+        read_records('{"schema_version": 1}\n' + line, "records.jsonl")
 
 
 @pytest.mark.parametrize(

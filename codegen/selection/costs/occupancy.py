@@ -19,9 +19,8 @@ def clusters_at_once(device: DeviceModel, cluster: int) -> int:
 
     Times the blocks that a multiprocessor has room for.
     """
-    if cluster not in CLUSTERS_AT_ONCE:
-        return device.multiprocessors
-    return max(1, CLUSTERS_AT_ONCE[cluster] * device.multiprocessors // REFERENCE.multiprocessors)
+    at_once = CLUSTERS_AT_ONCE.get(cluster, REFERENCE.multiprocessors // cluster)
+    return max(1, at_once * device.multiprocessors // REFERENCE.multiprocessors)
 
 
 def multiprocessors_for(device: DeviceModel, cluster: int) -> int:

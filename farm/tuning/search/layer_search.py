@@ -130,7 +130,8 @@ def search(building: Building, rig: Rig, late: Callable[[], bool], *, seed: int 
             return Found(None, None, tried, (), not_built, tuple(wrong), reason)
         best, model, refused = _final(bench, check, candidates, first)
     reason = "" if best else "its fastest kernels are wrong"
-    return Found(best, model, tried, tuple(measured), not_built, (*wrong, *refused), reason)
+    right = tuple(each for each in measured if each.tiling not in refused)
+    return Found(best, model, tried, right, not_built, (*wrong, *refused.values()), reason)
 
 
 def _measure(
@@ -153,8 +154,8 @@ def _fastest(candidates: Sequence[Candidate], first: Tiling) -> list[Candidate]:
 
 def _final(
     bench: Bench, check: OutputCheck, candidates: Sequence[Candidate], first: Tiling
-) -> tuple[Winner | None, Winner | None, list[str]]:
-    """The best of them, the cost model's choice, and what is wrong with those that would have been the best.
+) -> tuple[Winner | None, Winner | None, dict[Tiling, str]]:
+    """The best of them, the cost model's choice if not wrong, and the defects of wrong ones.
 
     Candidates that may be the best are timed again in turn.
     """
@@ -168,16 +169,16 @@ def _final(
         Candidate(candidate.tiling, candidate.built, statistics.median(taken[candidate.tiling]))
         for candidate in candidates
     ]
-    refused: list[str] = []
+    refused: dict[Tiling, str] = {}
     for candidate in sorted(again, key=lambda candidate: candidate.cold_microseconds):
         defect = check.reference_defect(candidate.tiling, bench.output(candidate.built.kernels))
         if not defect:
             best = _winner(bench, candidate)
-            chosen = next((each for each in again if each.tiling == first), None)
+            chosen = next((each for each in again if each.tiling == first and first not in refused), None)
             if chosen is None or chosen is candidate:
                 return best, None if chosen is None else best, refused
             return best, _winner(bench, chosen), refused
-        refused.append(f"{candidate.tiling}: {defect}")
+        refused[candidate.tiling] = f"{candidate.tiling}: {defect}"
     return None, None, refused
 
 
