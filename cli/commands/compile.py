@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from cli.commands.fetch import bundle_folders
 from cli.exit_codes import OK, USAGE, exit_code_of_job
 from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson
@@ -47,6 +46,7 @@ def compile_models(
     """
     from cli.progress.compile import CompileProgress
     from farm.api import Farm
+    from farm.bundle.writer import bundle_targets
     from farm.config.settings import load_settings
 
     start = time.monotonic()
@@ -77,7 +77,8 @@ def compile_models(
             _print_end(farm, ids, seconds, fetched=output is not None)
         code = max(exit_code_of_job(job) for job in done)
         if output is not None:
-            for job, folder in zip(done, bundle_folders(done, output), strict=True):
+            folders = bundle_targets([(job.name, job.model_digest) for job in done], output)
+            for job, folder in zip(done, folders, strict=True):
                 if job.status is Status.SUCCEEDED:
                     manifest = farm.fetch(job.id, folder)
                     if not (as_json or quiet):
@@ -87,12 +88,11 @@ def compile_models(
 
 def _check_output(checkpoints: Sequence[Checkpoint], name: str | None, output: Path) -> None:
     """Raise UsageError if the bundles of these models could not be written, before minutes of compiling."""
-    from farm.bundle.writer import check_target, safe_names
+    from farm.bundle.writer import bundle_targets, check_target
 
-    names = [name or of_file for of_file, _ in dict.fromkeys((each.name, each.digest) for each in checkpoints)]
-    folders = [output] if len(names) == 1 else [output / each for each in safe_names(names)]
-    for own, folder in zip(names, folders, strict=True):
-        check_target(folder, own)
+    networks = list(dict.fromkeys((name or each.name, each.digest) for each in checkpoints))
+    for (own, _), target in zip(networks, bundle_targets(networks, output), strict=True):
+        check_target(target, own)
 
 
 def _print_interrupted(farm: Farm, ids: Sequence[str]) -> None:

@@ -57,12 +57,14 @@ def fetch(
     """
     from farm.api import Farm
     from farm.bundle.reader import Bundle
+    from farm.bundle.writer import bundle_targets
     from farm.config.settings import load_settings
 
     code = OK
     with Farm.open(load_settings()) as farm:
         jobs = selected_jobs(farm, job, submission)
-        for each, folder in zip(jobs, bundle_folders(jobs, output), strict=True):
+        folders = bundle_targets([(each.name, each.model_digest) for each in jobs], output)
+        for each, folder in zip(jobs, folders, strict=True):
             try:
                 written = farm.fetch(each.id, folder, partial=partial, ptx=ptx, sign=sign)
                 missing = farm.missing_layers(each.id) if partial else ()
@@ -98,15 +100,3 @@ def _warn(job: Job, missing: Sequence[MissingLayer]) -> None:
     for each in missing:
         line = f"  {each.name} for {', '.join(each.archs)}: {each.reason}"
         stderr().print(Text(line, style="yellow"), soft_wrap=True)
-
-
-def bundle_folders(jobs: Sequence[Job], output: Path) -> list[Path]:
-    """The folder of each job's bundle: `output` itself for one job, subfolders with the jobs' names for several."""
-    from farm.bundle.writer import safe_names
-
-    if len(jobs) == 1:
-        return [output]
-    names = [job.name for job in jobs]
-    # Jobs with equal names are distinguished by their ids.
-    own = [name if names.count(name) == 1 else f"{name}-{job.id[:8]}" for name, job in zip(names, jobs, strict=True)]
-    return [output / name for name in safe_names(own)]

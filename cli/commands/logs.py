@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cli.exit_codes import INTERRUPTED, OK, exit_code_of_job
 from cli.options.jobs import OneJob
-from cli.output.console import StreamConsole, stderr, stdout
+from cli.output.console import StreamConsole, print_warning, stderr, stdout
 from cli.output.format import date_and_time
 from cli.progress.eta import EVERY_SECONDS, job_eta_line
 from farm.jobs.model import Status
@@ -41,7 +41,8 @@ def logs(
         found = farm.job(job)
         console = stdout()
         if not follow:
-            _print_new(farm, found, console, 0)
+            if not _print_new(farm, found, console, 0):
+                print_warning(f"job {found.id} is {found.status} and has no events yet")
             return OK
         try:
             return exit_code_of_job(_follow(farm, found, console))

@@ -25,8 +25,9 @@ def stats(
     """Show cache hits and misses, tool time spent and saved, deleted FMAs, bytes.
 
     The hit rate is hits / (hits + misses); failures count as neither. A job whose cubins are all cached looks up no
-    template. SAVED is the tool time that cached results took when they were built. Pruned jobs no longer count.
-    With a price, the time that all tools spent and that the cache saved is also shown as money.
+    template. SAVED is the tool time that cached results took when they were built, with the templates of such jobs.
+    Pruned jobs no longer count. With a price, the time that all tools spent and that the cache saved is also shown as
+    money.
     """
     from farm.api import Farm
     from farm.config.settings import load_settings

@@ -61,6 +61,8 @@ def status(
         )
 
     most = None if everything else limit
+    if as_json and watch:
+        raise UsageError("--json prints one document, and --watch goes on: leave one of them out")
     if as_json:
         view = look(most)
         counts = {str(key): value for key, value in view.counts.items()}
@@ -129,7 +131,8 @@ def _watch(look: Callable[[int | None], View], most: int | None) -> None:
                 live.update(look(most).shown(*console.size), refresh=True)
                 time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt:
-        console.print(look(most).shown(console.width), soft_wrap=True)
+        if console.is_terminal:  # the screen of before is back
+            console.print(look(most).shown(console.width), soft_wrap=True)
 
 
 def _states(names: list[str]) -> tuple[Status, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import sys
 from collections.abc import Iterable
@@ -26,8 +27,13 @@ class StreamConsole(Console):
     It goes quiet when the reader of its pipe is gone, so that the exit code still tells the outcome.
     """
 
-    reader_gone = False
-    """Whether the reader has gone; commands that print until they are stopped end then."""
+    _told = False
+    """Whether a write found the reader gone."""
+
+    @property
+    def reader_gone(self) -> bool:
+        """Whether the reader has gone; commands that print until they are stopped end then."""
+        return self._told or _has_no_reader(sys.stderr if self.stderr else sys.stdout)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Segments of a renderable; all text that is printed passes here, also that of tables and progress bars."""
@@ -37,8 +43,18 @@ class StreamConsole(Console):
 
     def on_broken_pipe(self) -> None:
         """Discard further output; Rich's own method ends the program."""
-        self.reader_gone = True
+        self._told = True
         discard(sys.stderr if self.stderr else sys.stdout)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    """Whether a stream is a pipe that nobody reads, told without a write."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), 0)
+    except (OSError, ValueError):  # not a file of the system, or closed
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def one_line(text: Text) -> Text:

@@ -95,6 +95,21 @@ def write_bundle(
     return directory / MANIFEST
 
 
+def bundle_targets(networks: Sequence[tuple[str, str]], output: Path) -> list[Path]:
+    """The place of each network's bundle: `output` itself for one, folders in it with their names for several.
+
+    `networks`: name and digest of each; the digest distinguishes equal names. Raises UsageError if `output` is one
+    bundle and there are several.
+    """
+    if len(networks) == 1:
+        return [output]
+    if output.suffix == ARCHIVE_SUFFIX or (output / MANIFEST).exists():
+        raise UsageError(f"{output} is one bundle, and there are {len(networks)} to write: name another folder")
+    names = [name for name, _ in networks]
+    own = [name if names.count(name) == 1 else f"{name}-{digest[:8]}" for name, digest in networks]
+    return [output / name for name in safe_names(own)]
+
+
 def check_target(path: Path, name: str) -> None:
     """Raises UsageError if the bundle of the network `name` cannot be written there, or would replace another's."""
     path = path.absolute()

@@ -18,7 +18,7 @@ def code_and_words(folder: Path, shell: str) -> tuple[int, str]:
     """The exit code of a command line in which `farm` stands for the command, and all that was written."""
     environment = {**os.environ, "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     script = f'farm() {{ "{sys.executable}" -m cli.main "$@"; }}; set -o pipefail; {shell}'
-    ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
+    ended = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -26,6 +26,11 @@ def code_and_words(folder: Path, shell: str) -> tuple[int, str]:
 @pytest.mark.parametrize("ending", [">&-", "<&- >&- 2>&-", "| head -0", "2>&1 | head -0"])
 def test_a_command_whose_reader_is_gone_ends_quietly(command: str, ending: str, tmp_path: Path) -> None:
     assert code_and_words(tmp_path, f"farm {command} {ending}") == (OK, "")
+
+
+def test_watching_ends_when_the_reader_is_gone_though_nothing_changes(tmp_path: Path) -> None:
+    code, words = code_and_words(tmp_path, "farm status --watch | head -1")
+    assert (code, words.count("\n")) == (OK, 1)
 
 
 @pytest.mark.parametrize("ending", ["2>&-", "2>&1 | head -0"])

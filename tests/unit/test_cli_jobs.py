@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.fetch import bundle_folders
 from cli.main import run
+from farm.bundle.writer import bundle_targets
+from farm.errors import UsageError
 from farm.jobs.model import JobSet, Status
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.unit.farmyard import Farmyard
-from tests.unit.test_cli_output import job
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -135,14 +135,23 @@ def test_wait_and_fetch_report_errors_on_one_line(
     assert (found, out, err.count("\n")) == (code, "", 1)
 
 
-def test_several_bundles_go_into_folders_named_after_their_jobs(tmp_path: Path) -> None:
-    one, other, third = job(name="a/b"), job(name="net", id="1" * 12), job(name="net", id="2" * 12)
-    assert bundle_folders([one], tmp_path) == [tmp_path]
-    assert [folder.name for folder in bundle_folders([one, other, third], tmp_path)] == [
+def test_several_bundles_go_into_folders_named_after_their_networks(tmp_path: Path) -> None:
+    one, other, third = ("a/b", "0" * 64), ("net", "1" * 64), ("net", "2" * 64)
+    assert bundle_targets([one], tmp_path) == [tmp_path]
+    assert [folder.name for folder in bundle_targets([one, other, third], tmp_path)] == [
         "a_b",
         "net-11111111",
         "net-22222222",
     ]
+
+
+def test_several_bundles_do_not_go_into_one(tmp_path: Path) -> None:
+    networks = [("a", "0" * 64), ("b", "1" * 64)]
+    with pytest.raises(UsageError, match="one bundle, and there are 2"):
+        bundle_targets(networks, tmp_path / "both.farm")
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(UsageError, match="one bundle, and there are 2"):
+        bundle_targets(networks, tmp_path)
 
 
 def test_fetch_skips_failed_jobs_of_several(
