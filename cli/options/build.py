@@ -16,6 +16,7 @@ from cli.output.console import print_error
 from codegen.errors import CheckpointError
 from codegen.ir.tiling import Accumulator, Form
 from codegen.sass.qualification import AssemblerChoice, Trust
+from farm.errors import UsageError
 from farm.jobs.model import BuildOptions, LeaveDense
 
 if TYPE_CHECKING:
@@ -183,6 +184,8 @@ def _build_request(
         gpus=tuple(names_of(gpu or ())),
     )
     shapes, values = input_shapes_of(input_shape or []), input_values_of(input_value or [])
+    if name is not None and not name.strip():
+        raise UsageError(f"--name {name!r} is empty: give a name, or leave the option out")
     return BuildRequest(tuple(models), options, shapes, values, keep_going, name)
 
 
