@@ -19,7 +19,7 @@ GROUPS = ((2, 32), (4, 16), (2, 64), (4, 32))
 MOST_POSITIONS = 256
 """Most positions of a map, those that share a word counted as one: of larger maps such blocks were slower."""
 MOST_FILTER_POSITIONS = 64
-"""The same for filters larger than 1x1: at 14x14 such blocks were 2 to 15 % slower."""
+"""Most positions of a map for filters larger than 1x1: at 14x14 such blocks were 2 to 15 % slower."""
 
 
 def with_several_groups(layer: Lowered[LayerSpec], tiling: Tiling) -> Iterator[Tiling]:

@@ -49,6 +49,11 @@ class QualificationPlan:
     data_types: tuple[DataType, ...] = get_args(DataType)
     """Data types to compare, where the assembler supports them."""
 
+    @property
+    def first_shape(self) -> int:
+        """Number of the first shape drawn."""
+        return self.first // LAYERS_PER_SHAPE
+
 
 @dataclass(frozen=True)
 class Started:
@@ -182,7 +187,7 @@ def collect_outcome(
             sources=assembler_digest(),
             gpu=started.gpu,
             driver=started.driver,
-            first=plan.first // LAYERS_PER_SHAPE * LAYERS_PER_SHAPE,
+            first=plan.first_shape * LAYERS_PER_SHAPE,
             layers=tally.layers,
             shapes=tally.shapes,
             outputs=tally.outputs,
@@ -245,7 +250,7 @@ def _submitted(
     builder: ShapeBuilder, plan: QualificationPlan, data_types: tuple[DataType, ...]
 ) -> Iterator[Future[BuiltShape]]:
     left = dict.fromkeys(data_types, plan.layers)
-    for number, data_type in shape_numbers(data_types, plan.first // LAYERS_PER_SHAPE):
+    for number, data_type in shape_numbers(data_types, plan.first_shape):
         if not any(left.values()):
             return
         if variants := min(LAYERS_PER_SHAPE, left[data_type]):

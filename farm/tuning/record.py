@@ -107,11 +107,11 @@ class TuningRecord:
 
 
 MOST_POSITIONS, MOST_CHANNELS = 65_536, 65_536
-"""Most positions of a block, and most channels of its outputs and of its chunks together: eight times those of any
-record."""
+"""Most positions of a block, and most channels of its outputs and of its chunks together: more than any record has."""
 CLUSTERS = (1, 2, 4, 8)
 """Blocks of a cluster; more are not portable between GPUs."""
 MOST_OPTIMISATION = 3
+"""Highest level of ptxas."""
 MOST_WHOLE = 2**31 - 1
 """Largest number that the ledger's columns hold in every database."""
 _ARCH = re.compile(r"sm_[0-9]{2,3}")
