@@ -178,6 +178,15 @@ def test_near_the_first_tilings_of_a_1x1_layer_every_other_one_has_blocks_of_sev
     assert not any(misfit_of(case.spec, each, nonzeros) for each in several)
 
 
+def test_blocks_of_several_k_groups_are_tried_too_where_another_kernel_leads() -> None:
+    [case] = model_cases(
+        checkpoint(layer("deep", spec=Conv2d(512, 7, 7, 512, 3, 3, (1, 1), (1, 1, 1, 1)))), [], Choice((1,))
+    )
+    [kind] = kinds_of([case], "sm_90", "float32", 3, BY_PTXAS)
+    assert "conv2d" not in {each.kernel for each in kind.ranked[:2]}
+    assert any(each.groups > 1 for each in led_by_records(kind, []).ranked)
+
+
 SAME = Conv2d(8, 14, 14, 8, 3, 3, (1, 1), (1, 1, 1, 1))
 
 

@@ -79,7 +79,7 @@ TABLES = 6
 """Weight-table tilings of a convolution measured after its leading ones."""
 
 LEADING = 2
-"""First candidates near which tilings with several K groups in a block are measured too."""
+"""First candidates of conv2d near which tilings with several K groups in a block are measured too."""
 RELATED = 4
 """Tilings of records at other densities and batches measured after the cost model's choice."""
 
@@ -123,7 +123,8 @@ def led_by_records(kind: Kind, records: Iterable[TuningRecord]) -> Kind:
     fitting = _fitting(kind, (tiling for _, tiling in related(records, kind.key)))
     ranked = tuple(dict.fromkeys((*kind.ranked[:1], *fitting[:RELATED], *kind.ranked[1:])))
     layer = lower(kind.case.spec)
-    several = _fitting(kind, (near for lead in ranked[:LEADING] for near in with_several_groups(layer, lead)))
+    leads = [each for each in ranked if each.kernel == "conv2d"][:LEADING]
+    several = _fitting(kind, (near for lead in leads for near in with_several_groups(layer, lead)))
     in_turn = chain.from_iterable(zip_longest(several, ranked[1:]))
     return replace(kind, ranked=tuple(dict.fromkeys((*ranked[:1], *filter(None, in_turn)))))
 
