@@ -21,6 +21,13 @@ def test_overlapping_parts_count_once_and_what_runs_beside_a_layer_is_the_layers
     assert sum(found.to_json()[kind] for kind in ("compiled", "rest", "gaps")) == 1
 
 
+def test_a_layer_that_begins_before_the_one_ahead_has_ended_is_not_charged_for_its_wait() -> None:
+    spans = [TracedKernel("conv2d", 0, 10), TracedKernel("conv2d", 2, 12), TracedKernel("linear", 4, 15)]
+    found = breakdown(spans, LAYERS)
+    assert found is not None
+    assert found.layers == {"first": 12, "second": 3}
+
+
 def test_kernels_that_are_not_the_layers_launches_are_given_to_no_layer() -> None:
     found = breakdown([TracedKernel("conv2d", 0, 1), TracedKernel("linear", 2, 3)], LAYERS)
     assert found is not None

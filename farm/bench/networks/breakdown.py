@@ -39,7 +39,10 @@ class Breakdown:
     """Time in which only other kernels run."""
     gaps: float
     layers: Mapping[str, float]
-    """Time of each layer, from its first kernel's begin to its last one's end; empty if the trace lacks kernels."""
+    """Time of each layer, from its first kernel's begin to its last one's end; empty if the trace lacks kernels.
+
+    A kernel that begins early waits for the layer before it: that time is not counted again.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -97,11 +100,12 @@ def _covered(spans: Sequence[TracedKernel]) -> float:
 def _by_layer(own: Sequence[TracedKernel], layers: Sequence[LayerKernels]) -> dict[str, float]:
     if len(own) != sum(len(layer.kernels) for layer in layers):
         return {}
-    found, first = {}, 0
+    found, first, ended = {}, 0, float("-inf")
     for layer in layers:
         of_layer = own[first : first + len(layer.kernels)]
         first += len(of_layer)
         if sorted(each.name for each in of_layer) != sorted(layer.kernels):
             return {}
-        found[layer.name] = max(each.end for each in of_layer) - of_layer[0].start
+        begun, ended = max(ended, of_layer[0].start), max(each.end for each in of_layer)
+        found[layer.name] = ended - begun
     return found
