@@ -130,6 +130,14 @@ def root_command() -> Any:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing to a full or broken disk."""
 
+EXPECTED = {
+    "int_parsing": "a whole number",
+    "float_parsing": "a number",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than_equal": "a number of at most {le}",
+}
+"""The values of an option, by the kind of pydantic's error."""
+
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 """Errors of a path that the system does not let this user open; no bug, wherever the path was first used."""
 
@@ -194,12 +202,22 @@ def _output_lost(error: OSError) -> int:
 
 def _print_usage_error(error: typer.TyperException) -> None:
     """Print Typer's error; it has no message where Typer printed the help for a command without arguments."""
-    if message := error.format_message().replace("Value error, ", ""):  # a prefix of pydantic's, which says nothing
+    if message := _value_error(error) or error.format_message().replace("Value error, ", ""):  # a prefix of pydantic's
         context: typer.Context | None = getattr(error, "ctx", None)
         where = context.command_path if context else "farm"
         listed = "commands" if context and hasattr(context.command, "commands") else "options"
         ending = "" if message.endswith((".", "?")) else "."
         print_error(f"{message}{ending} {where} --help lists the {listed}.")
+
+
+def _value_error(error: typer.TyperException) -> str:
+    """An option whose number is out of range or none, worded as the other values are; empty for other errors."""
+    option: Any = getattr(error, "param", None)
+    found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if option is None or len(found) != 1 or found[0]["type"] not in EXPECTED:
+        return ""
+    expected = EXPECTED[found[0]["type"]].format(**found[0].get("ctx", {}))
+    return f"{option.opts[-1]} {found[0]['input']}: expected {expected}"
 
 
 GARBAGE_THRESHOLD = 20_000

@@ -71,7 +71,9 @@ def test_each_end_of_a_job_has_its_exit_code() -> None:
     [
         ("nonsense", 2, "No such command 'nonsense'. farm --help"),
         ("status --nope", 2, "farm status --help"),
-        ("status -n 0", 2, "'-n' / '--limit'"),
+        ("status -n 0", 2, "--limit 0: expected a number of at least 1. farm status --help lists the options."),
+        ("status -n many", 2, "--limit many: expected a whole number."),
+        ("compile net.onnx --arch sm_90 -O 5", 2, "-O 5: expected a number of at most 3."),
         ("status --watch --json", 2, "--json prints one document"),
         ("status --state done", 2, "PENDING, RUNNING, SUCCEEDED"),
         ("compile", 2, "MODEL"),
