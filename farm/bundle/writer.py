@@ -364,7 +364,8 @@ def _bundle_files(directory: Path) -> list[Path]:
         files += [Path(folder, name) for name in names]
         foreign += [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
     if foreign := sorted([*foreign, *({*files} - {directory / path for path in _listed(directory)})]):
-        raise UsageError(f"{directory} holds {foreign[0].name}, which is not part of a bundle: name an empty directory")
+        name = foreign[0].relative_to(directory)
+        raise UsageError(f"{directory} holds {name}, which is not part of a bundle: name an empty directory")
     return files
 
 
