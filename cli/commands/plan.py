@@ -189,7 +189,8 @@ def _totals(found: Forecast, price: Price | None) -> list[str]:
     cost = f", which costs {price.text(found.total_seconds)}" if price else ""
     in_store = [f"saved by the store: {cost_text(found.saved_seconds, price)}"] if price and found.saved_seconds else []
     if not found.cubins_to_make:
-        return [f"nothing to compile: all {counted(found.cubins_there, 'cubin')} are in the store", *in_store]
+        there = "the cubin is" if found.cubins_there == 1 else f"all {found.cubins_there:,} cubins are"
+        return [f"nothing to compile: {there} in the store", *in_store]
     templates, cubins = counted(found.templates_to_make, "template"), counted(found.cubins_to_make, "cubin")
     savings = [trust_line(found.trust_savings)] if found.trust_savings else []
     return [

@@ -84,7 +84,7 @@ class CompileProgress(Progress):
         """See Progress."""
         if not self._started:
             self._started = True
-            self._line(f"cache   {self._hits} of {self._total} cubins found, compiling the rest")
+            self._line(f"cache   {self._hits} of {counted(self._total, 'cubin')} found, compiling the rest")
         self._names[request.key] = self._what(request)
 
     def retried(self, retry: Retry) -> None:

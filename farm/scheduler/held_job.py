@@ -62,7 +62,7 @@ class HeldJob:
         failed = sorted(self.failed)  # network order is stable, order of arrival is not
         faults = [each.fault for each in failed]
         worst = next((fault for fault in (Fault.LOST, *faults) if fault in faults and not fault.of_input), None)
-        reason = f"{len(failed)} of {self.total} cubins failed: {failed[0].message}"
+        reason = f"{len(failed)} of {counted(self.total, 'cubin')} failed: {failed[0].message}"
         return (Status.CRASHED, reason, worst) if worst else (Status.FAILED, reason, faults[0])
 
     def cut(self, build_id: int, arch: str) -> Build:
@@ -75,3 +75,8 @@ class HeldJob:
     def cubin_name(self, target: Target) -> str:
         """Display name of a target's cubin."""
         return self.builds[target.build].cubin_name(target.arch, target.part)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, as in 1 cubin, 12 cubins."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

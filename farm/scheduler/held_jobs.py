@@ -21,7 +21,7 @@ from farm.jobs.model import Build, BuildResult, Outcome, Status, trace_id
 from farm.ledger import Ledger, TemplateRun
 from farm.scheduler.clock import Clock
 from farm.scheduler.eta import Estimate
-from farm.scheduler.held_job import FailedCubin, HeldJob
+from farm.scheduler.held_job import FailedCubin, HeldJob, counted
 from farm.scheduler.plan import Plan, Target, no_longer_whole, plan, plan_of
 from farm.scheduler.progress import Progress, RunStatus
 from farm.scheduler.retry import LOWER_LEVEL, RetryPolicy
@@ -98,7 +98,8 @@ class HeldJobs:
         of_job = Counter(job_id for job_id, _ in templates)
         for held in begun:
             held.left, held.planned = held.total, True
-            self._say(held, "info", f"planned: {of_job[held.job.id]} templates, {held.left} cubins")
+            needed = counted(of_job[held.job.id], "template")
+            self._say(held, "info", f"planned: {needed}, {counted(held.left, 'cubin')}")
         if self._traces is not None:
             self._traces.planned([held.times for held in begun], began)
             for held in begun:

@@ -294,3 +294,15 @@ def _running(name: str, *, within_seconds: float) -> str:
             return jobs[0].id
         time.sleep(0.05)
     raise TimeoutError(f"no job {name} runs")
+
+
+def test_one_cubin_is_singular_in_every_message(farm: Farm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "one.onnx"
+    write_network(path, operator_network(Conv2d(8, 8, 8, 8, 1, 1), 0.8, seed=5))
+    options = ("--arch", "sm_80", "--batch", "1")
+    assert "0 of 1 cubin found" in farm("compile", str(path), *options)[2]
+    assert "planned: 1 template, 1 cubin\n" in farm("logs")[1]
+    assert "nothing to compile: the cubin is in the store" in farm("plan", str(path), *options)[1]
+    monkeypatch.setenv("FARM_READ_ONLY", "1")
+    code, out, err = farm("compile", str(path), "--arch", "sm_86", "--batch", "1")
+    assert (code, "one: 1 of 1 cubin failed: " in out + err) == (32, True)
