@@ -51,6 +51,10 @@ def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
     assert "empty" in error_of(tmp_path / "empty.onnx")
 
 
+def test_a_graph_without_nodes_is_an_error(tmp_path: Path) -> None:
+    assert "(no nodes)" in error_of(save(tmp_path, model([])))
+
+
 @pytest.mark.parametrize("data", [b"hello", b"\x89PNG\r\n\x1a\n" + bytes(60), b"PK\x03\x04" + bytes(60), b'{"a": 1}'])
 def test_a_file_of_another_kind_is_an_error(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other.onnx"

@@ -115,7 +115,7 @@ def _parse(path: Path) -> ModelProto:
     except DecodeError as error:
         raise CheckpointError("it is not an ONNX model, or was cut short: export or copy the model again") from error
     if not model.graph.node:
-        raise CheckpointError("it is not an ONNX model, or was cut short (no graph): export or copy the model again")
+        raise CheckpointError("it is not an ONNX model, or was cut short (no nodes): export or copy the model again")
     return model
 
 
