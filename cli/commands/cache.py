@@ -43,8 +43,9 @@ def list_cache(
         str | None, typer.Option("--namespace", metavar="NAME", help="Only entries built by jobs of this namespace.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: maximum number of entries.")
-    ] = 20,
+        int | None,
+        typer.Option("-n", "--limit", metavar="N", min=1, help="With --stage: maximum number of entries. Default: 20."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the entries of the store by stage: number, size, and time since the last use.
@@ -53,12 +54,15 @@ def list_cache(
     hour. `weights` belong to jobs; `other` are blobs of neither a record nor a job; a `ranking` is the cost model's
     order of a layer's tilings.
     """
+    if limit is not None and stage is None:
+        raise UsageError("--limit is for the entries of one stage: add --stage")
+    most = limit or 20
     with _farm() as farm, spinner("reading the store") as tell, farm.inventory(tell) as inventory:
         summaries = {each.stage: each for each in inventory.summaries(namespace)}
         if stage is not None and stage not in summaries:
             there = ", ".join(summaries) or "none"
             raise UsageError(f"--stage {stage}: the store has no such entries. Its stages: {there}.")
-        items = [] if stage is None else inventory.items(stage, namespace, limit)
+        items = [] if stage is None else inventory.items(stage, namespace, most)
         total_bytes = inventory.total_bytes
     if as_json:
         document: dict[str, Any] = {"stages": [_document(each) for each in summaries.values()]}
@@ -75,8 +79,8 @@ def list_cache(
             stdout().print(f"{size(total_bytes)} in all, each blob counted once")
     else:
         stdout().print(_item_table(items, stdout().width))
-        if summaries[stage].entries > limit:
-            stdout().print(f"and {summaries[stage].entries - limit:,} more, used later: raise -n")
+        if summaries[stage].entries > most:
+            stdout().print(f"and {summaries[stage].entries - most:,} more, used later: raise -n")
 
 
 @app.command("get")

@@ -37,7 +37,9 @@ def status(
     ] = None,
     arch: Annotated[str | None, typer.Option("--arch", metavar="ARCH", help="Only jobs for this architecture.")] = None,
     submission: OfSubmission = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", metavar="N", min=1, help="At most this many jobs.")] = 20,
+    limit: Annotated[
+        int | None, typer.Option("-n", "--limit", metavar="N", min=1, help="At most this many jobs. Default: 20.")
+    ] = None,
     everything: Annotated[bool, typer.Option("-a", "--all", help="All jobs, however many.")] = False,
 ) -> None:
     """Show jobs, newest first, one line each, below a line of counts per state.
@@ -60,7 +62,9 @@ def status(
             ledger.jobs(limit=most, **shown), ledger.counts(**of), ledger.count_claimed(**of), states, any(of.values())
         )
 
-    most = None if everything else limit
+    if everything and limit is not None:
+        raise UsageError("--all and --limit cannot be combined: give one of them")
+    most = None if everything else limit or 20
     if as_json and watch:
         raise UsageError("--json prints one document, and --watch goes on: leave one of them out")
     if as_json:

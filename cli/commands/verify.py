@@ -43,7 +43,9 @@ COLUMNS = (
 def verify(
     job: OneJob = "latest",
     gpu: Annotated[bool, typer.Option("--gpu", help="Run the cubins on a GPU instead of the emulator.")] = False,
-    batch: Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Number of input images.")] = 2,
+    batch: Annotated[
+        int | None, typer.Option("--batch", metavar="N", min=1, help="Number of input images. Default: 2.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the random input.")] = 0,
     local: Local = False,
     network: Annotated[
@@ -79,6 +81,8 @@ def verify(
     if local and not gpu:
         raise UsageError("--local selects a GPU: add --gpu")
     if network:
+        if inputs and batch is not None:
+            raise UsageError("--batch is for random inputs: leave it out with --input")
         values = input_values_of(input_value or [])
         question = NetworkQuestion(read_arrays(inputs or ()), model, gpu, local, batch, seed, values)
         with Farm.open(load_settings()) as farm, stderr().status("verifying the network") as spinner:
@@ -88,7 +92,7 @@ def verify(
         raise UsageError("--input, --input-value and --model are for the whole network: add --network")
     rows: list[dict[str, Any]] = []
     with Farm.open(load_settings()) as farm, stderr().status("verifying") as spinner:
-        for layer in farm.verify(job, gpu=gpu, batch=batch, seed=seed, local=local, notice=spinner.update):
+        for layer in farm.verify(job, gpu=gpu, batch=batch or 2, seed=seed, local=local, notice=spinner.update):
             verification = layer.verification
             spinner.update(f"verified {layer.layer}")
             rows.append(

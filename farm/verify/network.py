@@ -87,8 +87,8 @@ class NetworkQuestion:
     gpu: bool = False
     """Run on a GPU of the cluster or, with `local`, of this machine; else in the emulator."""
     local: bool = False
-    batch: int = 2
-    """Images of random inputs."""
+    batch: int | None = None
+    """Images of random inputs; two, or those that the network fixes, if not given."""
     seed: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     """Values of the model's inputs that were fixed when it was compiled."""
@@ -122,15 +122,19 @@ class NetworkQuestion:
         return compare_network(tensors, ran, reference)
 
 
-def network_inputs(tensors: Sequence[Tensor], batch: int, seed: int) -> tuple[Array, ...]:
+def network_inputs(tensors: Sequence[Tensor], batch: int | None, seed: int) -> tuple[Array, ...]:
     """Random inputs: normal values, and of integers 0 and 1, which every table of indices has.
 
-    A network with a fixed batch gets that many images. Raises UsageError for open sizes.
+    A network with a fixed batch gets that many images. Raises UsageError for open sizes, or another batch.
     """
+    batches = {each for tensor in tensors for each in tensor.shape[:1]}
+    if batch is not None and batches and batch not in batches and all(isinstance(each, int) for each in batches):
+        fixed = " or ".join(f"{each:,}" for each in batches)
+        raise UsageError(f"--batch {batch}: the network's inputs fix the batch at {fixed}: leave --batch out")
     rng = np.random.default_rng(seed)
     found = []
     for tensor in tensors:
-        first = [batch if not isinstance(each, int) else each for each in tensor.shape[:1]]
+        first = [(batch or 2) if not isinstance(each, int) else each for each in tensor.shape[:1]]
         sizes = [each for each in tensor.shape[1:] if isinstance(each, int)]
         if len(sizes) < len(tensor.shape[1:]):
             raise UsageError(

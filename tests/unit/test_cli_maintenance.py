@@ -56,6 +56,7 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
     ("command", "code", "words"),
     [
         ("cache ls --stage nope", 2, "Its stages: cubin, template, weights."),
+        ("cache ls -n 3", 2, "--limit is for the entries of one stage: add --stage"),
         ("cache rm ../../../etc/passwd", 2, "is not a prefix of a key or digest"),
         ("cache rm abc", 2, "give 4 hex digits or more"),
         ("cache rm 0000000000", 102, "no key or digest that begins with 0000000000"),
