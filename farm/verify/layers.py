@@ -72,9 +72,8 @@ def verify_on_cpu(
     Raises BlobLostError for a lost template, weights or cubin.
     """
     verified: dict[tuple[_Made, str, tuple[Part, ...], int | None], tuple[Verification, str]] = {}
-    for build in builds:
+    for build, of_arch in _in_order(builds, results):
         archs: dict[tuple[_Made, tuple[int, ...]], list[str]] = {}
-        of_arch = _by_arch(build, results)
         for arch in sorted(of_arch, key=arch_number):
             archs.setdefault((_made(build, arch, of_arch[arch]), build.own_batches(arch)), []).append(arch)
         for (made, batches), names in archs.items():
@@ -87,6 +86,15 @@ def verify_on_cpu(
             reason = refusal or _unsupported(build, names)
             where = "emulator" if reason else "machine code"
             yield LayerVerification(build.layer, len(parts), tuple(names), batches, where, verification, reason)
+
+
+def _in_order(
+    builds: Sequence[Build], results: Sequence[BuildResult]
+) -> list[tuple[Build, dict[str, list[BuildResult]]]]:
+    """Builds with their cubins per architecture: layers as given, and within a layer the oldest architecture first."""
+    of_layer = {layer: number for number, layer in enumerate(dict.fromkeys(build.layer for build in builds))}
+    found = [(build, _by_arch(build, results)) for build in builds]
+    return sorted(found, key=lambda each: (of_layer[each[0].layer], min(map(arch_number, each[1]), default=0)))
 
 
 def verify_run(
