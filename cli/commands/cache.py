@@ -61,7 +61,8 @@ def list_cache(
         summaries = {each.stage: each for each in inventory.summaries(namespace)}
         if stage is not None and stage not in summaries:
             there = ", ".join(summaries) or "none"
-            raise UsageError(f"--stage {stage}: the store has no such entries. Its stages: {there}.")
+            holder = "the store" if namespace is None else f"namespace {namespace}"
+            raise UsageError(f"--stage {stage}: {holder} has no such entries. Its stages: {there}.")
         items = [] if stage is None else inventory.items(stage, namespace, most)
         total_bytes = inventory.total_bytes
     if as_json:
@@ -71,6 +72,8 @@ def list_cache(
         if stage is not None:
             document["entries"] = [_item_document(each) for each in items]
         print_json(document)
+    elif not summaries and total_bytes:
+        stdout().print(f"no entries of the namespace {namespace}: farm cache ls shows all", soft_wrap=True)
     elif not summaries:
         stdout().print("the store is empty: farm compile fills it")
     elif stage is None:

@@ -56,6 +56,7 @@ def text(arguments: str, capsys: Output, code: int = 0) -> str:
     ("command", "code", "words"),
     [
         ("cache ls --stage nope", 2, "Its stages: cubin, template, weights."),
+        ("cache ls --stage cubin --namespace nope", 2, "namespace nope has no such entries. Its stages: none."),
         ("cache ls -n 3", 2, "--limit is for the entries of one stage: add --stage"),
         ("cache rm ../../../etc/passwd", 2, "is not a prefix of a key or digest"),
         ("cache rm abc", 2, "give 4 hex digits or more"),
@@ -114,6 +115,12 @@ def test_the_store_is_listed_by_stage_and_a_stage_by_entries(farm: Farmyard, cap
     assert entries[0]["name"] in shown
     assert "and 1 more, used later: raise -n" in shown
     assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_store_without_entries_of_a_namespace_is_not_called_empty(farm: Farmyard, capsys: Output) -> None:
+    shown = text("cache ls --namespace nope", capsys)
+    assert shown == "no entries of the namespace nope: farm cache ls shows all\n"
+    assert document("cache ls --namespace nope", capsys) == {"stages": []}
 
 
 def test_an_empty_store_says_how_to_begin(
