@@ -42,7 +42,9 @@ def logs(
         console = stdout()
         if not follow:
             if not _print_new(farm, found, console, 0):
-                print_warning(f"job {found.id} is {found.status} and has no events yet")
+                print_warning(
+                    f"job {found.id} is {found.status} and has no events{'' if found.status.final else ' yet'}"
+                )
             return OK
         try:
             return exit_code_of_job(_follow(farm, found, console))

@@ -260,6 +260,16 @@ def test_a_log_has_the_date_and_the_time_of_each_event(farm: Farmyard, capsys: O
     assert all(re.match(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d  info ", line) for line in lines)
 
 
+def test_a_log_without_events_promises_some_only_of_a_job_that_has_not_ended(farm: Farmyard, capsys: Output) -> None:
+    [job_id] = farm.submit("waits")
+    capsys.readouterr()
+    for ending in ("is PENDING and has no events yet\n", "is CANCELLED and has no events\n"):
+        assert run(["logs", job_id]) == 0
+        assert capsys.readouterr().err.endswith(ending)
+        assert run(["cancel", job_id]) == 0
+        capsys.readouterr()
+
+
 def test_printing_a_log_exits_with_0_whatever_the_job_did(farm: Farmyard, capsys: Output) -> None:
     [job_id] = farm.submit("waits")
     assert run(["logs", job_id]) == 0
