@@ -320,7 +320,8 @@ def _batch_norm(lowering: Lowering, node: NetworkNode) -> Sequence[Value]:
     """x times a factor of each channel, plus a shift."""
     x = lowering.values[node.inputs[0]]
     scale, shift, mean, variance = (_constant(lowering, node, i).astype(np.float64) for i in range(1, 5))
-    factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+    with np.errstate(invalid="ignore", divide="ignore"):  # a variance below zero gives NaN, as in onnxruntime
+        factor = scale / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
     shape = (-1, *[1] * (len(x.shape) - 2))
     result = x
     for code, numbers in ((MULTIPLY, factor), (0, shift - mean * factor)):

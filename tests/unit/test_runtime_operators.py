@@ -143,6 +143,12 @@ def test_an_operator_computes_what_onnxruntime_does(name: str) -> None:
     check(proto, tuple(shape))
 
 
+def test_a_variance_below_zero_gives_nan_without_a_warning() -> None:
+    numbers = dict.fromkeys("abm", values(3)) | {"v": np.array([-1, 1, 1], np.float32)}
+    [found], _ = computed(one("BatchNormalization", numbers), values(2, 3, 9, 7))
+    assert np.isnan(found).all(axis=(0, 2, 3)).tolist() == [True, False, False]
+
+
 def two(*nodes: Any, tensors: Any = (), x: Any = IMAGE, z: Any = IMAGE) -> onnx.ModelProto:
     return model(nodes, tensors, inputs=[info("x", x), info("z", z)])
 
