@@ -67,7 +67,7 @@ from farm.signing import MAKE_KEY, Keyring, read_keyring
 from farm.store import open_store
 from farm.store.background import BackgroundPuts, BlobWriter
 from farm.store.contract import Store
-from farm.store.signed import SignedStore
+from farm.store.signed import SignedStore, check_signs
 from farm.tuning.book import NO_RECORDS, TuningBook
 from farm.tuning.files import shipped_records
 from farm.tuning.rankings import KeptRankings
@@ -174,7 +174,8 @@ class Farm:
         name: str | None = None,
         progress: Progress | None = None,
     ) -> list[Job]:
-        """Submits jobs and runs them to their end."""
+        """Submits jobs and runs them to their end. Raises the errors of `check_builds` and `submit`."""
+        self.check_builds()
         submission = self.submit(checkpoints, options, name=name)
         return self.run([job.id for job in submission.jobs], progress)
 
@@ -274,6 +275,10 @@ class Farm:
     def tuning_book(self, archs: Sequence[str]) -> TuningBook:
         """Best tuning record per kind of layer, for these architectures."""
         return TuningBook.of(self._ledger.tuning.records([plain_arch(arch) for arch in archs]), shipped_records())
+
+    def check_builds(self) -> None:
+        """Raises UsageError if this machine cannot sign results: its jobs would stay PENDING."""
+        check_signs(self._store)
 
     def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
         """Runs jobs to their end in this process and its workers; a failed job is returned, not raised."""

@@ -56,6 +56,7 @@ def compile_models(
             return USAGE
         if output is not None:
             _check_output(checkpoints, request.name, output)
+        farm.check_builds()
         submission = farm.submit(checkpoints, request.options, name=request.name)
         ids = list(dict.fromkeys(job.id for job in submission.jobs))  # a model given twice is one job
         for warning in () if quiet else submission.warnings:

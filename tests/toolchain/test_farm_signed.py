@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
+from codegen.model_zoo import lenet5, write_network
 from farm.api import Farm
 from farm.config.settings import Settings
 from farm.errors import JobFailedError, UsageError
@@ -130,6 +131,24 @@ def test_a_signed_bundle_is_verified_by_the_public_key_alone(
     public.write_bytes(public_half((tmp_path / "keys.pem").read_bytes()))
     assert run(["bundle", "verify", str(tmp_path / "bundle"), "--key", str(public)]) == 0
     assert "all digests match, signed" in capsys.readouterr().out
+
+
+def test_a_machine_with_the_public_key_alone_submits_but_leaves_no_job_of_a_compile_that_it_refuses(
+    signed_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = tmp_path / "public.pem"
+    public.write_bytes(public_half((tmp_path / "keys.pem").read_bytes()))
+    write_network(tmp_path / "lenet5.onnx", lenet5(0.9, 0))
+    monkeypatch.setenv("FARM_STORE", signed_settings.store_url)
+    monkeypatch.setenv("FARM_DATABASE_URL", signed_settings.database_url)
+    monkeypatch.setenv("FARM_SIGNING_KEYS", str(public))
+    with Farm.open(replace(signed_settings, signing_keys=public)) as farm:
+        with pytest.raises(UsageError, match="cannot sign results"):
+            farm.compile([NET], OPTIONS)
+        assert run(["compile", str(tmp_path / "lenet5.onnx"), "--arch", "sm_80"]) == 2
+        assert list(farm.jobs()) == []
+        farm.submit([NET], OPTIONS)
+        assert len(farm.jobs()) == 1
 
 
 def test_a_bundle_with_a_cubin_of_another_layer_is_not_signed(attacked: Attacked, tmp_path: Path) -> None:
