@@ -12,9 +12,10 @@ from rich.text import Text
 from cli.exit_codes import BLOB_LOST, OK
 from cli.options.output import AsJson
 from cli.output.console import print_error, print_json, stdout
-from cli.output.format import counted, magnitude, size
+from cli.output.format import magnitude, size
 from cli.output.layers import shape_text
 from cli.output.table import EXTRA, Column, fitted_table
+from farm.config.units import counted
 from farm.jobs.model import batches_text
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from cli.options.output import AsJson
 from cli.options.parse import bytes_of, seconds_of
 from cli.output.atomic_file import write_output
 from cli.output.console import print_error, print_json, print_warning, stderr, stdout
-from cli.output.format import counted, duration, size
+from cli.output.format import duration, size
 from cli.output.table import plain_table
 from cli.progress.spinner import spinner
+from farm.config.units import counted
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

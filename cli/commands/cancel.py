@@ -13,8 +13,8 @@ from cli.commands.submit import warn_if_unserved
 from cli.options.jobs import Jobs, OfSubmission
 from cli.options.output import AsJson
 from cli.output.console import print_json, stderr, stdout
-from cli.output.format import counted
 from cli.output.jobs import job_json
+from farm.config.units import counted
 from farm.errors import UsageError
 from farm.jobs.model import Job, JobSet, Status
 

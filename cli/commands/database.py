@@ -8,8 +8,8 @@ import typer
 
 from cli.options.parse import seconds_of
 from cli.output.console import stdout
-from cli.output.format import counted
 from cli.progress.spinner import spinner
+from farm.config.units import counted
 
 app = typer.Typer(help="The ledger's database.", no_args_is_help=True)
 

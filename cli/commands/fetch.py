@@ -13,7 +13,7 @@ from cli.commands.bundle import print_damage
 from cli.exit_codes import BLOB_LOST, OK, PARTIAL, exit_code_of
 from cli.options.jobs import JobsOrLatest, OfSubmission, selected_jobs
 from cli.output.console import print_error, print_warning, stderr, stdout
-from cli.output.format import counted
+from farm.config.units import counted
 from farm.errors import FarmError
 from farm.jobs.completeness import MissingLayer
 from farm.jobs.model import Job

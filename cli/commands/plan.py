@@ -13,9 +13,10 @@ from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson, PriceText
 from cli.output.console import print_json, print_warning, stdout
 from cli.output.coverage import coverage_json, coverage_line, skipped_json, skipped_lines
-from cli.output.format import archs_text, cost_json, cost_text, counted, duration, size
+from cli.output.format import archs_text, cost_json, cost_text, duration, size
 from cli.output.layers import served_text, shape_of, trust_line
 from cli.output.table import EXTRA, Column, fitted_table, without_columns
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from farm.config.price import Price

@@ -15,8 +15,8 @@ from cli.options.output import AsJson, Quiet
 from cli.options.parse import data_types_of, seconds_of
 from cli.output.atomic_file import write_output
 from cli.output.console import print_json, stderr, stdout
-from cli.output.format import counted
 from cli.output.table import plain_table
+from farm.config.units import counted
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from cli.commands.cache import swept, warn_of_other_ledgers
 from cli.exit_codes import OK
 from cli.options.parse import address_of
 from cli.output.console import stderr
-from cli.output.format import built_how, counted, date_and_time, duration
+from cli.output.format import built_how, date_and_time, duration
 from cli.progress.eta import EVERY_SECONDS, eta_line
+from farm.config.units import counted
 from farm.jobs.model import Build, BuildResult, Job, Outcome, Status
 from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, TemplateRequest, TemplateResult

@@ -10,8 +10,8 @@ from cli.exit_codes import OK, USAGE
 from cli.options.build import BuildRequest, build_options
 from cli.options.output import AsJson
 from cli.output.console import print_json, print_warning, stderr, stdout
-from cli.output.format import counted
 from cli.output.jobs import job_json
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from farm.api import Farm

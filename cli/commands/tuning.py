@@ -12,7 +12,7 @@ from rich.text import Text
 from cli.options.output import AsJson
 from cli.output.atomic_file import write_output
 from cli.output.console import print_json, print_text, stderr, stdout
-from cli.output.format import counted
+from farm.config.units import counted
 from farm.errors import UsageError
 
 if TYPE_CHECKING:

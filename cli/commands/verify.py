@@ -19,10 +19,10 @@ from cli.options.jobs import OneJob
 from cli.options.output import AsJson
 from cli.options.parse import input_values_of
 from cli.output.console import print_json, stderr, stdout
-from cli.output.format import counted
 from cli.output.network_verdict import print_network
 from cli.output.table import Column, fitted_table, without_columns
 from codegen.errors import without_places
+from farm.config.units import counted
 from farm.errors import UsageError
 from farm.jobs.model import batches_text
 

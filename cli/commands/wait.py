@@ -15,8 +15,8 @@ from cli.options.jobs import JobsOrLatest, OfSubmission, selected_jobs
 from cli.options.output import AsJson
 from cli.options.parse import seconds_of
 from cli.output.console import print_json, stderr, stdout
-from cli.output.format import counted
 from cli.output.jobs import job_json, status_text
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from farm.api import Farm

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from cli.output.format import counted, magnitude
+from cli.output.format import magnitude
 from codegen.ir.layer_spec import SkippedLayer
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from farm.reports.coverage import Coverage

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from cli.output.format import counted
+from farm.config.units import counted
 from farm.jobs.model import JobDetail
 
 NAMES_SHOWN = 3

@@ -11,11 +11,6 @@ from farm.config.price import Price
 from farm.jobs.model import BuildResult
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun, as in 1 cubin, 12 cubins."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def duration(seconds: float | None) -> str:
     """Seconds as 0.4s, 12s, 3m05s, 2h10m or 4d03h; - for None."""
     if seconds is None:

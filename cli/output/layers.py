@@ -12,12 +12,13 @@ from rich.console import Group
 from rich.text import Text
 
 from cli.output.coverage import skipped_lines
-from cli.output.format import archs_text, counted, duration, ptxas_time, size
+from cli.output.format import archs_text, duration, ptxas_time, size
 from cli.output.table import EXTRA, Column, fitted_table, without_columns
 from codegen.errors import without_places
 from codegen.ir.layer_spec import LayerSpec, Linear
 from codegen.ir.tiling import Part
 from codegen.toolchain.ptxas import level_of, ptxas_options
+from farm.config.units import counted
 from farm.jobs.model import Build, BuildOptions, BuildResult, JobDetail, Outcome, TilingChoice, batches_text
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from cli.exit_codes import JOB_FAILED, OK
 from cli.output.console import print_json, stdout
-from cli.output.format import counted
 from cli.output.table import EXTRA, Column, fitted_table, without_columns
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from farm.verify.network import NetworkVerification

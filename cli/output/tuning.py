@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from cli.output.format import counted
 from cli.output.layers import shape_text
 from cli.output.table import EXTRA, Cell, Column, fitted_table
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from codegen.ir.tiling import Tiling

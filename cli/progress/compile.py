@@ -12,8 +12,9 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from cli.output.format import built_how, counted, duration
+from cli.output.format import built_how, duration
 from cli.progress.eta import EVERY_SECONDS, eta_line
+from farm.config.units import counted
 from farm.jobs.model import Build, BuildResult, Job, Outcome
 from farm.scheduler.progress import Progress, RunStatus
 from farm.worker.messages import Request, Retry, TemplateRequest, TemplateResult

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cli.output.failures import failure_lines
-from cli.output.format import counted, duration, magnitude, microseconds, percent, size
+from cli.output.format import duration, magnitude, microseconds, percent, size
 from cli.output.layers import arch_totals, left_out_lines, lowered_lines, tuning_lines
 from cli.report.figures import KINDS, Figure, Segment, Strip, kind_of
 from cli.report.layers import layer_cards, layer_id
 from cli.report.template import render
+from farm.config.units import counted
 from farm.jobs.model import Outcome
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cli.output.format import counted, microseconds, percent, ptxas_time, size
+from cli.output.format import microseconds, percent, ptxas_time, size
 from cli.output.layers import shape_of
 from cli.report.figures import Picture, zeros_picture
 from codegen.ir.layer_spec import Linear
+from farm.config.units import counted
 from farm.jobs.model import BuildResult, Outcome
 
 if TYPE_CHECKING:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from cli.output.format import counted, duration, percent
+from cli.output.format import duration, percent
 from cli.report.figures import Figure
 from cli.report.measured import NOTHING, Measured
 from cli.report.sweep_table import SERIES, sweep_plots
 from cli.report.template import render
+from farm.config.units import counted
 from farm.jobs.model import Job, Outcome, Status
 
 if TYPE_CHECKING:

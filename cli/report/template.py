@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from cli.output.format import counted, duration, magnitude, microseconds, percent, size
+from cli.output.format import duration, magnitude, microseconds, percent, size
+from farm.config.units import counted
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,4 +1,4 @@
-"""Sizes and durations: parsing of what users write, and formatting. Used by every option and every setting."""
+"""Sizes, durations and counts: parsing of what users write, and formatting."""
 
 from __future__ import annotations
 
@@ -55,3 +55,8 @@ def format_seconds(seconds: float) -> str:
         if seconds and seconds % factor == 0:
             return f"{int(seconds // factor)} {unit}"
     return f"{seconds:g} s"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, as in 1 cubin, 12 cubins."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

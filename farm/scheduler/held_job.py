@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from farm.config.units import counted
 from farm.jobs.model import Build, Job, Status, count_cubins
 from farm.scheduler.plan import Target
 from farm.scheduler.traces import JobTimes
@@ -75,8 +76,3 @@ class HeldJob:
     def cubin_name(self, target: Target) -> str:
         """Display name of a target's cubin."""
         return self.builds[target.build].cubin_name(target.arch, target.part)
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun, as in 1 cubin, 12 cubins."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -15,13 +15,13 @@ from codegen.errors import CodegenError
 from codegen.sass.qualification import NO_QUALIFICATIONS, Qualifications
 from codegen.toolchain.ptxas import level_of
 from codegen.toolchain.tools import Toolchain
-from farm.config.units import format_seconds
+from farm.config.units import counted, format_seconds
 from farm.errors import FarmError, UnreachableError, UnreadableJobError
 from farm.jobs.model import Build, BuildResult, Outcome, Status, trace_id
 from farm.ledger import Ledger, TemplateRun
 from farm.scheduler.clock import Clock
 from farm.scheduler.eta import Estimate
-from farm.scheduler.held_job import FailedCubin, HeldJob, counted
+from farm.scheduler.held_job import FailedCubin, HeldJob
 from farm.scheduler.plan import Plan, Target, no_longer_whole, plan, plan_of
 from farm.scheduler.progress import Progress, RunStatus
 from farm.scheduler.retry import LOWER_LEVEL, RetryPolicy

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cli.output.failures import failure_lines
-from cli.output.format import built_how, counted, duration, moment, size
+from cli.output.format import built_how, duration, moment, size
 from cli.output.jobs import counts_line, job_json
 from cli.output.layers import (
     code_table,
@@ -25,6 +25,7 @@ from cli.output.layers import (
 from cli.output.tuning import outcome_table, record_table
 from codegen.ir.layer_spec import Conv2d, Linear
 from codegen.ir.tiling import Part, Tiling
+from farm.config.units import counted
 from farm.jobs.model import Build, BuildOptions, BuildResult, Job, JobDetail, Outcome, Status, TilingChoice
 from farm.tuning.search.tune import Outcome as TuneOutcome
 from tests.tuning_samples import record
