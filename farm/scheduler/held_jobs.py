@@ -311,8 +311,9 @@ class HeldJobs:
     def set_active(self, jobs: Mapping[str, bool]) -> None:
         """Record that tasks of these jobs are being built; the value tells whether one of them is a cubin."""
         for stage, of_cubin in (("template", False), ("assemble", True)):
-            held_jobs = [self._held_jobs[job_id] for job_id, cubin in jobs.items() if cubin is of_cubin]
-            self._set_stage([held for held in held_jobs if of_cubin or not held.stage], stage)
+            # A job may have ended since the tasks were asked: one whose layer cannot be split.
+            found = [self._held_jobs.get(job_id) for job_id, cubin in jobs.items() if cubin is of_cubin]
+            self._set_stage([held for held in found if held is not None and (of_cubin or not held.stage)], stage)
 
     def report(self, estimate: Estimate, core_wait: str) -> None:
         """Report the estimate and a wait for a core; the ledger records both for jobs for which they changed."""
@@ -349,17 +350,16 @@ class HeldJobs:
             if held.job.id in self._held_jobs:
                 self._set_stage([held], held.stage)  # a job of cache hits only starts here
                 self._end(held, *held.end)
-        late = [
-            each
-            for each in self._held_jobs.values()
-            if each.began is not None and now - each.began > self._timeout_seconds
-        ]
-        for held in late:
-            self._flush()
+        if any(self._is_late(held, now) for held in self._held_jobs.values()):
+            self._flush()  # which drops the late ones that were cancelled
+        for held in [each for each in self._held_jobs.values() if self._is_late(each, now)]:
             limit = f"timed out after {format_seconds(self._timeout_seconds)} (FARM_JOB_TIMEOUT)"
             self._end_early(held, Status.FAILED, limit, Fault.TIME)
         ended, self._ended = self._ended, set()
         return ended
+
+    def _is_late(self, held: HeldJob, now: float) -> bool:
+        return held.began is not None and now - held.began > self._timeout_seconds
 
     def take_orphans(self) -> list[str]:
         """Jobs whose claim succeeded without an answer; the caller begins them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import UnreachableError
-from farm.jobs.model import NO_COORDINATOR, BuildResult, Job, Outcome, Status
+from farm.jobs.model import NO_COORDINATOR, BuildResult, Job, JobSet, Outcome, Status
 from farm.scheduler.coordinator import POLL_SECONDS
 from farm.scheduler.progress import Progress
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
@@ -281,6 +281,20 @@ def test_a_job_that_takes_too_long_ends_with_what_it_has(farm: Farmyard) -> None
     assert "FARM_JOB_TIMEOUT" in job.reason
     assert job.done == 1
     assert farm.executor.dropped
+
+
+def test_a_job_that_is_cancelled_as_its_time_is_up_ends_no_other_job(farm: Farmyard) -> None:
+    farm.settings, clock = replace(farm.settings, job_timeout_seconds=30), PlayedClock()
+    late, other = farm.submit("late", "other")
+    passing = iter((0.0, 29.9, 0.3))  # begins; its results are written; the next write is not due, but its time is up
+
+    def play(request: Request) -> None:
+        clock.sleep(seconds := next(passing, 0.0))
+        if seconds == 0.3:
+            farm.ledger.cancel(JobSet(ids=(late,)), "no longer wanted")
+
+    farm.coordinator(PlayedExecutor(farm.store, play), clock=clock).serve(drain=True)
+    assert [farm.ledger.job(each).status for each in (late, other)] == [Status.CANCELLED, Status.SUCCEEDED]
 
 
 def test_progress_hears_of_every_step(farm: Farmyard) -> None:

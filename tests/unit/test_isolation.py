@@ -17,7 +17,7 @@ from farm.ledger import Ledger
 from farm.ledger.tables import builds, coordinators, jobs
 from farm.scheduler import held_jobs
 from farm.scheduler.held_jobs import MAX_CLAIMS
-from farm.scheduler.plan import Plan, plan
+from farm.scheduler.plan import Plan, plan, plan_of
 from farm.worker.cache_lookup import CUBIN_STAGE
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, failed
 from tests.unit.farmyard import Farmyard, PlayedExecutor
@@ -97,6 +97,28 @@ def test_a_job_whose_planning_raises_anything_ends_alone(farm: Farmyard, monkeyp
     assert found["poison"].status is Status.CRASHED
     assert found["poison"].reason == "planning failed with ZeroDivisionError: rows of nothing. farm logs has the trace."
     assert "in defective" in logged(farm, found["poison"])
+
+
+def test_a_job_whose_layer_cannot_be_split_ends_alone_while_its_other_cubins_are_built(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def defective(job: Job, *others: Any) -> Plan:
+        if job.name == "poison":
+            raise ZeroDivisionError("parts of nothing")
+        return plan_of(job, *others)
+
+    refused: list[str] = []
+
+    def refuse_one(request: Request) -> Result | None:
+        if isinstance(request, CubinRequest) and not refused:
+            refused.append(request.key)
+            return failed(request, Failure(Fault.PARTS, "too large"))
+        return None
+
+    monkeypatch.setattr(held_jobs, "plan_of", defective)
+    poison, other = farm.run(farm.submit("poison", "a"), refuse_one)
+    assert (poison.status, other.status) == (Status.CRASHED, Status.SUCCEEDED)
+    assert "parts of nothing" in poison.reason
 
 
 def test_a_job_whose_planning_ends_each_coordinator_crashes_and_no_other_job_does(farm: Farmyard) -> None:
