@@ -30,7 +30,8 @@ class CacheFolder(DiskStore):
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         super().__init__(root)
-        self._folder = root
+        self._folder = root / "v1"
+        """What it may trim: the user may keep other files beside it."""
         self._limit = limit_bytes
         self._written: int | None = None
         """Bytes that this process wrote since it last trimmed the folder; None: it has not trimmed it yet."""

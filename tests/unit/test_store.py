@@ -267,6 +267,17 @@ def test_what_is_larger_than_a_cache_does_not_empty_it(tmp_path: Path) -> None:
     assert cache.get(kept) == b"small"
 
 
+def test_files_of_others_in_a_cache_s_folder_are_neither_counted_nor_removed(tmp_path: Path) -> None:
+    own = tmp_path / "thesis" / "chapter.tex"
+    own.parent.mkdir()
+    own.write_bytes(bytes(100_000))
+    os.utime(own, (1, 1))
+    cache = CacheFolder(tmp_path, 100_000)
+    kept = [cache.put(bytes([i]) * 40_000) for i in range(3)][1:]
+    assert own.exists()
+    assert all(cache.get(digest) for digest in kept)
+
+
 def test_the_remains_of_a_killed_writer_leave_a_cache_too(tmp_path: Path) -> None:
     left = tmp_path / "v1" / "cas" / "aa" / ".new-1"
     left.parent.mkdir(parents=True)
