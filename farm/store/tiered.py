@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from farm.errors import StoreError, StoreUnavailableError
+from farm.errors import StoreDeniedError, StoreError, StoreUnavailableError
 from farm.store.contract import Record, RecordName, Store, StoredBlob, StoredRecord
 
 
@@ -34,7 +34,8 @@ class TieredStore:
             if data is not None:
                 self._keep(data)
         elif not self._read_only:
-            with suppress(StoreUnavailableError):  # an undamaged copy is valid even while the far store is unreachable
+            # An undamaged copy is valid even while the far store is unreachable, or may not be written.
+            with suppress(StoreUnavailableError, StoreDeniedError):
                 if not self._far.holds(digest, len(data)):
                     self._far.put(data)
         return data

@@ -226,6 +226,19 @@ def test_what_is_near_can_be_read_while_the_far_store_is_away(tmp_path: Path) ->
     assert TieredStore(near, AwayStore()).get(digest) == b"data"
 
 
+class UnwritableStore(MemoryStore):
+    """May be read only, by the rights of whoever asks."""
+
+    def put(self, data: bytes) -> str:
+        raise StoreDeniedError("may not be written")
+
+
+def test_what_is_near_can_be_read_by_somebody_who_may_not_put_it_back(tmp_path: Path) -> None:
+    near = DiskStore(tmp_path)
+    digest = near.put(b"data")
+    assert TieredStore(near, UnwritableStore()).get(digest) == b"data"
+
+
 def test_a_near_store_that_cannot_be_used_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "near").write_text("")
     store = TieredStore(DiskStore(tmp_path / "near"), DiskStore(tmp_path / "far"))
