@@ -121,7 +121,8 @@ class TaskGraph:
 
     def peek(self, state: State, count: int) -> list[Task]:
         """Up to `count` tasks from near the front of a queue, which stay in it."""
-        return [task for _, task in self._queues[state][:count] if task.state is state]
+        valid = (task for rank, task in self._queues[state] if task.state is state and task.queued == rank)
+        return list(itertools.islice(valid, count))
 
     def put_back(self, task: Task) -> None:
         """Return a popped task to its queue."""

@@ -249,6 +249,16 @@ def test_direct_cubins_go_first_then_templates_then_those_of_ptxas_and_of_each_t
     assert order == ["direct", TEMPLATES[1].key, "short", "long"]
 
 
+def test_a_task_that_has_changed_its_place_in_a_queue_is_seen_once() -> None:
+    tasks = TaskGraph()
+    tasks.add_job("a")
+    for i in (0, 1):
+        tasks.add_cubin(cubin(i, 3), [Target("a", i, "sm_90", 0)])
+    first, second = tasks.in_state(State.LOOK_UP)
+    tasks.expedite(second)
+    assert tasks.peek(State.LOOK_UP, 3) == [second, first]
+
+
 def test_a_transition_that_is_not_allowed_raises() -> None:
     tasks = TaskGraph()
     tasks.add_job("a")
