@@ -387,7 +387,9 @@ class HeldJobs:
             self._ledger.add_event(job_id, "info" if status is Status.SUCCEEDED else "error", reason or "succeeded")
             if self._traces is not None:
                 self._traces.ended(self._ledger.job(job_id), held.times)
-        self._progress.job_done(self._ledger.job(job_id))
+        job = self._ledger.job(job_id)
+        # The status tells who ended it: a call that is repeated after an outage finds its own end.
+        (self._progress.job_done if job.status is status else self._progress.job_lost)(job)
 
     def _forget(self, job_id: str) -> None:
         held = self._held_jobs.pop(job_id)

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from farm.errors import UnreachableError
 from farm.jobs.model import NO_COORDINATOR, BuildResult, Job, JobSet, Outcome, Status
+from farm.ledger import Ledger
 from farm.scheduler.coordinator import POLL_SECONDS
 from farm.scheduler.progress import Progress
 from farm.worker.messages import CubinRequest, Failure, Fault, Request, Result, TemplateRequest, TemplateResult, failed
@@ -295,6 +297,30 @@ def test_a_job_that_is_cancelled_as_its_time_is_up_ends_no_other_job(farm: Farmy
 
     farm.coordinator(PlayedExecutor(farm.store, play), clock=clock).serve(drain=True)
     assert [farm.ledger.job(each).status for each in (late, other)] == [Status.CANCELLED, Status.SUCCEEDED]
+
+
+def test_a_job_that_somebody_else_ends_first_is_lost_and_not_done(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, Status]] = []
+
+    class Watch(Progress):
+        def job_done(self, job: Job) -> None:
+            told.append(("done", job.status))
+
+        def job_lost(self, job: Job) -> None:
+            told.append(("lost", job.status))
+
+    finish = Ledger.finish
+
+    def late(ledger: Ledger, job_id: str, *given: Any, **named: Any) -> bool:
+        ledger.cancel(JobSet(ids=(job_id,)), "no longer wanted")
+        return finish(ledger, job_id, *given, **named)
+
+    ids = farm.submit("a")
+    monkeypatch.setattr(Ledger, "finish", late)
+    farm.coordinator(PlayedExecutor(farm.store), Watch()).run(ids)
+    assert told == [("lost", Status.CANCELLED)]
 
 
 def test_progress_hears_of_every_step(farm: Farmyard) -> None:
