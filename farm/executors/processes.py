@@ -225,12 +225,15 @@ class ProcessExecutor(Executor):
         while (running := self._next(process)) is not None:
             result = process.build(running.request)
             with self._changed:
-                if self._running.get(result.key) is running:  # else it was cancelled
+                cancelled = self._running.get(result.key) is not running
+                if not cancelled:
                     del self._running[result.key]
                     self._results.append(result)
                     self._finished += result.failure is None
                     self._failed += result.failure is not None
                 self._changed.notify_all()
+            if cancelled:
+                process.end()  # killed, even if it was quick enough to answer: it shall not take another request
         process.end()
 
     def _next(self, process: WorkerProcess) -> _Running | None:

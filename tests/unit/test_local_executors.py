@@ -97,18 +97,20 @@ class PlayedProcess:
     def __post_init__(self) -> None:
         self.templates: set[str] = set()
         self.may_end = Event()
-        self.killed = False
+        self.runs = self.killed = self.is_quick = False
 
     def start(self) -> None:
-        self.killed = False
+        if not self.runs:
+            self.runs, self.killed = True, False
 
     def build(self, request: Request) -> Result:
         self.at_work = request
         self.templates.add(request.template_key)
-        self.may_end.wait(60)
+        was_killed = self.killed or not self.may_end.wait(60)
         self.may_end.clear()
         self.at_work = None
-        if self.killed:
+        if was_killed or (self.killed and not self.is_quick):
+            self.end()
             return failed(request, Failure(Fault.CRASH, "it was killed"))
         return CubinResult(request.key, Failure(Fault.INPUT, "built"))
 
@@ -117,7 +119,7 @@ class PlayedProcess:
         self.may_end.set()
 
     def end(self) -> None:
-        self.killed = True
+        self.runs, self.killed = False, True
 
 
 class Played:
@@ -227,3 +229,14 @@ def test_a_request_that_is_cancelled_while_it_waits_is_never_built(played: Playe
     assert list(played.executor.running()) == ["b", "d"]
     [state] = played.executor.workers()
     assert (state.cpus, state.running, state.pending, state.accepted) == (JOBS, 2, 0, 4)
+
+
+def test_a_process_that_answers_as_it_is_killed_crashes_no_later_request(played: Played) -> None:
+    played.begin()
+    [process] = [each for each in played.processes if each.at_work and each.at_work.key == "a1"]
+    process.is_quick = True
+    played.executor.submit(cubin("a2", "a"))
+    played.executor.cancel(["a1"])
+    played.works_on("a2", "b1")
+    process.may_end.set()
+    assert played.executor.wait(60) == [CubinResult("a2", Failure(Fault.INPUT, "built"))]
