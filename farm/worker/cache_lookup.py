@@ -143,13 +143,18 @@ class RefusableStage:
         self._recache = recache
 
     def find(self, key: str) -> tuple[Record, bytes] | None:
-        """Record and cubin; None on a miss. Raises MachineCodeError if the record is a refusal."""
+        """Record and cubin; None on a miss, also if it is unreadable. Raises MachineCodeError if it is a refusal."""
         record = None if self._recache else self._store.get_record(self._name, key)
         if record is None:
             return None
         if "refused" in record:
             raise MachineCodeError(str(record["refused"]))
-        data = self._store.get(str(record["cubin"]))
+        try:
+            data = self._store.get(str(record["cubin"]))
+        except StoreError:
+            raise
+        except Exception:  # noqa: BLE001 - as above
+            return None
         return None if data is None else (record, data)
 
     def keep(self, key: str, data: bytes, **facts: Any) -> None:

@@ -65,7 +65,10 @@ class PatchBuilds:
         if found is None:
             return None
         record, data = found
-        return Cubin(data, arch, int(record["registers"]), int(record["spill_bytes"]), float(record["seconds"]))
+        try:
+            return Cubin(data, arch, int(record["registers"]), int(record["spill_bytes"]), float(record["seconds"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None  # unreadable: make it again
 
     def _made(self, key: str, request: CubinRequest, template: Template, weights: Weights, limits: ToolLimits) -> Cubin:
         with self._stage.refusing(key, "no patch template"):
