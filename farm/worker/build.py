@@ -122,6 +122,14 @@ class Worker:
 
     def build(self, request: Request) -> Result:
         """Build one request; a failure is in the result, not raised."""
+        result = self._result(request)
+        # Taken whatever the outcome: they are not the next request's.
+        warning, seconds = self._take_warnings(), self._direct.take_made_seconds()
+        if isinstance(result, CubinResult):
+            return replace(result, warning=warning, skeleton_seconds=seconds)
+        return replace(result, warning=warning)
+
+    def _result(self, request: Request) -> Result:
         try:
             if isinstance(request, TemplateRequest):
                 return self.build_template(request)
@@ -155,7 +163,7 @@ class Worker:
             return TemplateResult(request.key, hit=True)
         template, seconds = self._make_template(request)
         self._templates.get(request.key, lambda: template)  # its first cubin usually follows
-        return TemplateResult(request.key, seconds=seconds, warning=self._take_warnings())
+        return TemplateResult(request.key, seconds=seconds)
 
     def build_cubin(self, request: CubinRequest) -> CubinResult:
         """Make a cubin unless it is a cache hit, and its template if the store has lost it.
@@ -196,8 +204,7 @@ class Worker:
             sampled=code.sampled,
         )
         self._put_record(CUBIN_STAGE, request.key, facts.to_json())
-        seconds = self._direct.take_made_seconds()
-        return CubinResult(request.key, facts, warning=self._take_warnings(), skeleton_seconds=seconds)
+        return CubinResult(request.key, facts)
 
     def _take_warnings(self) -> str:
         warnings, self._warnings = self._warnings, []
