@@ -7,6 +7,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
@@ -19,15 +20,30 @@ MOST_CONNECTIONS = 64
 class PageHandler(BaseHTTPRequestHandler, ABC):
     """A connection, which serves one GET request (HTTP/1.0)."""
 
-    timeout = 10.0  # for a silent client
+    timeout = 10.0  # for a silent client, and for the whole request of one that sends it bit by bit
     server_version, sys_version = "farm", ""
 
     @abstractmethod
     def serve(self) -> None:
         """Answers the request for `path`."""
 
+    def handle(self) -> None:
+        """Serves the connection, and cuts it if its request has not arrived in time."""
+        self._limit = threading.Timer(self.timeout, self._cut)
+        self._limit.daemon = True
+        self._limit.start()
+        try:
+            super().handle()
+        finally:
+            self._limit.cancel()
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # it has ended at this moment
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
-        """Answers a GET request; other methods are refused."""
+        """Answers a GET request, which may take any time; other methods are refused."""
+        self._limit.cancel()
         self.serve()
 
     def log_message(self, *_: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import socket
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
@@ -13,8 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from farm import http_server
 from farm.api import Farm
 from farm.errors import LedgerAwayError, UnreachableError, UsageError
+from farm.http_server import PageHandler
 from farm.ledger.database import Database
 from farm.reports.metrics import MetricsServer
 from tests.unit.farmyard import Farmyard
@@ -132,6 +136,23 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(farm: Farmyard) -> None
         MetricsServer(farm.ledger, 0) as server,
         socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))),
     ):
+        assert get(server, "/livez")[0] == 200
+
+
+def test_clients_that_send_their_requests_bit_by_bit_do_not_keep_all_connections(
+    farm: Farmyard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 1)
+    monkeypatch.setattr(PageHandler, "timeout", 0.5)
+    with (
+        MetricsServer(farm.ledger, 0) as server,
+        socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as slow,
+    ):
+        slow.sendall(b"GET /livez HTTP/1.0\r\nX: ")
+        with suppress(OSError):  # until it is cut
+            for _ in range(50):
+                slow.sendall(b"x")
+                time.sleep(0.05)
         assert get(server, "/livez")[0] == 200
 
 
