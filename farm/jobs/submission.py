@@ -65,6 +65,7 @@ def new_job(
     fits is skipped. Raises UsageError if no layer is left, or with `strict` if any is skipped.
     """
     job_id = new_id()
+    name = name.encode(errors="replace").decode()  # that of a file may not be UTF-8
     skipped = list(checkpoint.skipped)
     kept: list[tuple[Layer, _Division]] = []
     times: list[tuple[tuple[LayerTimes, ...], bool]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sqlalchemy import (
@@ -34,14 +35,20 @@ metadata = MetaData(
 )
 
 
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
 class _Words(TypeDecorator[str]):
-    """Text without NUL, which PostgreSQL cannot store but the output of tools may contain."""
+    """Text without NUL, which PostgreSQL cannot store but the output of tools may contain, and in valid Unicode.
+
+    Python reads a file's name that is not UTF-8 as lone surrogates, which no database stores.
+    """
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - TypeDecorator's
-        return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        return None if value is None else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
 
 
 _Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER column

@@ -112,9 +112,9 @@ def test_a_result_of_a_later_try_replaces_the_earlier(ledger: Ledger) -> None:
 
 def test_text_of_a_tool_may_hold_any_character(ledger: Ledger) -> None:
     submit(ledger, new_job())
-    ledger.add_event("aaaa1111", "error", "a\0b \N{SNOWMAN} \N{GRINNING FACE} 100%")
+    ledger.add_event("aaaa1111", "error", "a\0b \N{SNOWMAN} \N{GRINNING FACE} 100% \udcff")
     [event] = ledger.events("aaaa1111")
-    assert event.text == "a\N{REPLACEMENT CHARACTER}b \N{SNOWMAN} \N{GRINNING FACE} 100%"
+    assert event.text == "a\N{REPLACEMENT CHARACTER}b \N{SNOWMAN} \N{GRINNING FACE} 100% \N{REPLACEMENT CHARACTER}"
 
 
 def test_a_coordinator_cannot_extend_what_another_took_over(ledger: Ledger) -> None:

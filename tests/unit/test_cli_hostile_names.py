@@ -54,6 +54,15 @@ def test_a_job_of_hostile_names_is_shown(command: str, failed_job: str, typed: T
     assert_printable(out, err)
 
 
+def test_a_name_that_is_not_utf_8_is_recorded_and_shown(yard: Farmyard, typed: Typed) -> None:
+    name = b"caf\xe9".decode(errors="surrogateescape")  # as Python reads a file's name in Latin-1
+    job = new_job(checkpoint(layer("conv1"), name=name), BuildOptions(("sm_90",)), namespace="t", name=name, store=None)
+    [made] = yard.ledger.record_submission(NewSubmission("s-1", name, (replace(job, model=f"/models/{name}"),)))
+    yard.ledger.add_event(made.id, "error", f"no such file: {name}")
+    for command in ("inspect", "logs"):
+        assert "caf" in typed(command, made.id)[1]
+
+
 def test_json_keeps_hostile_names_as_they_are(failed_job: str, typed: Typed) -> None:
     out = typed("inspect", failed_job, "--json")[1]
     assert out.isascii()
