@@ -281,7 +281,10 @@ class Farm:
         check_signs(self._store)
 
     def run(self, job_ids: Sequence[str], progress: Progress | None = None) -> list[Job]:
-        """Runs jobs to their end in this process and its workers; a failed job is returned, not raised."""
+        """Runs jobs with these full ids to their end, in this process and its workers; a failed job is no exception.
+
+        Raises NotFoundError for an unknown id.
+        """
         with self._coordinator(progress) as coordinator:
             return coordinator.run(job_ids)
 

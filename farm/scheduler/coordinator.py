@@ -12,11 +12,12 @@ from dataclasses import replace
 from codegen.toolchain.cpu_slots import slot_wait
 from codegen.toolchain.tools import Toolchain
 from farm.config.settings import Settings, cores_folder
-from farm.errors import UnreachableError
+from farm.errors import NotFoundError, UnreachableError
 from farm.executors import open_executor
 from farm.executors.contract import Executor, WorkerState
 from farm.jobs.model import Job, Status
 from farm.ledger import Ledger
+from farm.ledger.filters import no_such_job
 from farm.scheduler.clock import Clock
 from farm.scheduler.eta import EtaEstimator
 from farm.scheduler.held_jobs import HeldJobs
@@ -69,9 +70,12 @@ class Coordinator:
         """Run jobs to their end and return them in the given order; waits for jobs that another coordinator runs.
 
         A failed job is a result, not an exception. An interruption (KeyboardInterrupt) returns unfinished jobs to
-        PENDING; a failure of the surroundings (UnreachableError) ends them as CRASHED. Both are raised again.
+        PENDING; a failure of the surroundings (UnreachableError) ends them as CRASHED. Both are raised again. Raises
+        NotFoundError for an unknown id, before any job runs.
         """
         unfinished = list(dict.fromkeys(job_ids))
+        if unknown := set(unfinished) - self._ledger.jobs_by_id(unfinished).keys():
+            raise NotFoundError(no_such_job(min(unknown)))
         told: set[str] = set()
 
         def claim() -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from farm.errors import UnreachableError
+from farm.errors import NotFoundError, UnreachableError
 from farm.jobs.model import NO_COORDINATOR, BuildResult, Job, JobSet, Outcome, Status
 from farm.ledger import Ledger
 from farm.scheduler.coordinator import POLL_SECONDS
@@ -321,6 +321,13 @@ def test_a_job_that_somebody_else_ends_first_is_lost_and_not_done(
     monkeypatch.setattr(Ledger, "finish", late)
     farm.coordinator(PlayedExecutor(farm.store), Watch()).run(ids)
     assert told == [("lost", Status.CANCELLED)]
+
+
+def test_an_unknown_job_is_an_error_before_another_one_runs(farm: Farmyard) -> None:
+    [known] = farm.submit("a")
+    with pytest.raises(NotFoundError, match=r"^no such job: 'other'\. farm status lists jobs$"):
+        farm.run([known, "other"])
+    assert farm.ledger.job(known).status is Status.PENDING
 
 
 def test_progress_hears_of_every_step(farm: Farmyard) -> None:
