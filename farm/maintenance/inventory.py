@@ -46,7 +46,8 @@ class Entry:
     @property
     def namespace(self) -> str:
         """Namespace of the job that made it; empty if unknown."""
-        return str((self.record or {}).get("namespace", ""))
+        namespace = (self.record or {}).get("namespace")
+        return namespace.encode(errors="replace").decode() if isinstance(namespace, str) else ""
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,16 @@ def is_name(stage: str, name: str) -> bool:
 
 def digests_in(value: Any) -> frozenset[str]:
     """Everything that looks like a digest in a JSON value, so that rather too much is kept than too little."""
-    match value:
-        case str():
-            return frozenset(_MENTIONED.findall(value))
-        case Mapping():
-            return frozenset().union(*(digests_in(each) for each in value.values()))
-        case list() | tuple():
-            return frozenset().union(*(digests_in(each) for each in value))
-        case _:
-            return frozenset()
+    found, left = set[str](), [value]
+    while left:  # not recursive: a damaged record may be nested deeply
+        match left.pop():
+            case str() as text:
+                found.update(_MENTIONED.findall(text))
+            case Mapping() as fields:
+                left += fields.values()
+            case list() | tuple() as values:
+                left += values
+    return frozenset(found)
 
 
 class Store(Protocol):

@@ -37,6 +37,10 @@ DAY = 86_400.0
 OLD = 30 * DAY
 
 
+NESTED = "[" * 700 + "]" * 700
+"""JSON that can be read, but not by a function that calls itself for each list."""
+
+
 @dataclass
 class Yard:
     """A farm whose store is a folder, so that what lies there can be made old."""
@@ -203,6 +207,15 @@ def test_a_refusal_keeps_the_ptx_that_its_command_names(yard: Yard) -> None:
 def test_whatever_looks_like_a_digest_counts_as_a_reference() -> None:
     a, b, c = "aa" * 32, "bb" * 32, "cc" * 32
     assert digests_in({"x": a, "y": [f"see {b}.", {"z": c}], "n": 1, "long": a + "0", "none": None}) == {a, b, c}
+
+
+@pytest.mark.parametrize("poison", [f'{{"a": {NESTED}}}', f'{{"namespace": {NESTED}}}', r'{"namespace": "\ud800"}'])
+def test_a_record_of_any_content_is_collected_as_any_other(yard: Yard, poison: str) -> None:
+    yard.store.put_record(CUBIN_STAGE, "aa" * 32, {})
+    [path] = yard.folder.rglob("*.json")
+    path.write_text(poison)
+    yard.age(OLD)
+    assert [each.key for each in yard.collect(Limits(older_than_seconds=DAY)).records] == ["aa" * 32]
 
 
 class SlowStore(DiskStore):
