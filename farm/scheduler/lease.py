@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Self
 
@@ -75,9 +76,10 @@ class Lease:
                 )
                 self._error = None
             except Exception as error:  # noqa: BLE001 - the lease would expire unnoticed if this thread ended
-                if self._error is None:
-                    self._tell(f"the lease could not be extended; retrying: {_described(error)}")
-                self._error = error
+                is_first, self._error = self._error is None, error
+                if is_first:
+                    with suppress(Exception):  # nor may it end because nobody can be told, as after a hang-up
+                        self._tell(f"the lease could not be extended; retrying: {_described(error)}")
 
     def __enter__(self) -> Self:
         self._extended_at = time.monotonic()

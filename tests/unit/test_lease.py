@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_a_lease_survives_any_exception_of_a_beat(farm: Farmyard) -> None:
         lease.check()
     assert len(told) == 1
     assert "RuntimeError: Ray has lost its head" in told[0]
+
+
+def test_a_lease_survives_that_nobody_can_be_told(farm: Farmyard) -> None:
+    failed, recovered = threading.Event(), threading.Event()
+
+    def workers() -> Sequence[WorkerState]:
+        if not failed.is_set():
+            raise RuntimeError("Ray has lost its head")
+        recovered.set()
+        return ()
+
+    def tell(_reason: str) -> NoReturn:
+        failed.set()
+        raise BrokenPipeError("the terminal is gone")
+
+    with Lease(farm.ledger, "me", workers, tell=tell, beat_seconds=0.01):
+        wait_for(recovered)
 
 
 class Broken(Ledger):
