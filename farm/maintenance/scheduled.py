@@ -86,10 +86,11 @@ class ScheduledMaintenance:
             pass  # running jobs wait for the ledger too, and report it
         except BusyError:
             pass  # the other run reports
-        except FarmError as error:
-            self._progress.maintenance_failed(f"{name} failed: {error}. The next run is in an hour.")
         except _Over:
             pass
+        except Exception as error:  # noqa: BLE001 - nothing else applies the limits if this thread ends
+            reason = str(error) if isinstance(error, FarmError) else f"{type(error).__name__}: {error}"
+            self._progress.maintenance_failed(f"{name} failed: {reason}. The next run is in an hour.")
 
     def __enter__(self) -> Self:
         if self._duties:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from sqlalchemy import update
 
 from farm.config.settings import Settings
@@ -164,24 +165,32 @@ def test_a_read_only_store_is_left_to_others_and_the_log_says_so(ledger: Ledger,
 class Refusing(DiskStore):
     """A store that this machine may not look into at first, as with a role that lacks the right."""
 
-    refuses = True
+    def __init__(self, root: Path, error: Exception) -> None:
+        super().__init__(root)
+        self.error: Exception | None = error
 
     def records(self, beginning: str = "") -> Iterator[StoredRecord]:
-        if self.refuses:
-            raise StoreError("access denied")
+        if self.error is not None:
+            raise self.error
         return super().records(beginning)
 
 
-def test_what_fails_is_said_and_tried_again_an_hour_later(ledger: Ledger, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(StoreError("access denied"), "access denied"), (KeyError("a bug"), "KeyError: 'a bug'")],
+)
+def test_what_fails_is_said_and_tried_again_an_hour_later(
+    ledger: Ledger, tmp_path: Path, error: Exception, said: str
+) -> None:
     kept = Kept(ledger, tmp_path)
-    store, heard = Refusing(tmp_path / "store"), Heard()
+    store, heard = Refusing(tmp_path / "store", error), Heard()
     with ScheduledMaintenance(replace(kept.settings, store_bytes=1), store, ledger, heard, look_seconds=0.01):
         wait_until(lambda: heard.said)
-        store.refuses = False
+        store.error = None
         kept.age(3601)
         wait_until(lambda: heard.sweeps)
     assert heard.said == [
-        "store garbage collection failed: access denied. The next run is in an hour.",
+        f"store garbage collection failed: {said}. The next run is in an hour.",
         "removed 0 records, 0 blobs",
     ]
 
