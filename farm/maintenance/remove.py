@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ def remove_cached(store: Store, ledger: Ledger, prefix: str, *, force: bool = Fa
         )
     if found.stage == "blob":
         remove = store.remove_blobs if ledger.retention.made(found.name) else store.trash_blobs
-        remove([found.name], 0)
+        remove([found.name], -math.inf)  # also what is from the future, by a clock that differs
     else:
         store.remove_records([RecordName(found.stage, found.name)])
     return found

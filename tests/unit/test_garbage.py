@@ -17,6 +17,7 @@ from sqlalchemy import update
 from farm.errors import BusyError, LeaseLostError, NotFoundError, StoreError, UsageError
 from farm.jobs.model import BuildOptions, JobSet, NewSubmission, Status
 from farm.jobs.submission import new_job
+from farm.ledger.retention import Retention
 from farm.ledger.tables import leases
 from farm.maintenance import exclusive
 from farm.maintenance.exclusive import LEASE_SECONDS
@@ -328,6 +329,17 @@ def test_a_read_only_store_is_not_collected(yard: Yard) -> None:
         collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY))
     assert collect_garbage(store, yard.farm.ledger, Limits(older_than_seconds=DAY), dry_run=True).blobs
     assert len(yard.contents()) == 2
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_blob_is_removed_by_name_whatever_its_clock_says(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    digest = yard.store.put(b"blob")
+    yard.age(-60)
+    monkeypatch.setattr(Retention, "made", lambda *_: is_made)
+    assert remove_cached(yard.store, yard.farm.ledger, digest).name == digest
+    assert list(yard.store.blobs()) == []
 
 
 def test_one_record_is_removed_by_the_prefix_of_its_key(yard: Yard) -> None:
