@@ -321,7 +321,7 @@ class Job:
     submitter: str
     name: str
     model: str
-    """Path of the checkpoint, as the user gave it."""
+    """Absolute path of the checkpoint."""
     model_digest: str
     options: BuildOptions
     status: Status
