@@ -40,7 +40,7 @@ def has_template(store: Store, key: str) -> bool:
         return record is not None and store.holds(str(record["ptx"]))
     except StoreError:
         raise
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a damaged record may hold anything
         return False  # unreadable: build again
 
 
@@ -63,7 +63,7 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
         return CubinResult(key, facts, hit=True) if store.holds(facts.cubin, facts.cubin_bytes) else None
     except StoreError:
         raise
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a damaged record may hold anything
         return None  # unreadable: build again
 
 
@@ -76,7 +76,7 @@ def has_patch_template(store: Store, key: str) -> bool | None:
         return True if record is not None and store.holds(str(record["cubin"])) else None
     except StoreError:
         raise
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a damaged record may hold anything
         return None  # unreadable: build again
 
 
@@ -153,7 +153,7 @@ class RefusableStage:
             data = self._store.get(str(record["cubin"]))
         except StoreError:
             raise
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001 - a damaged record may hold anything
             return None
         return None if data is None else (record, data)
 
