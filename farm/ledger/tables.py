@@ -38,17 +38,28 @@ metadata = MetaData(
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
-class _Words(TypeDecorator[str]):
+class _Storable(TypeDecorator[str]):
     """Text without NUL, which PostgreSQL cannot store but the output of tools may contain, and in valid Unicode.
 
-    Python reads a file's name that is not UTF-8 as lone surrogates, which no database stores.
+    Python reads a file's name or an argument that is not UTF-8 as lone surrogates, which no database stores.
     """
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - TypeDecorator's
+        return None if value is None else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+
+
+class _Words(_Storable):
+    """Text of any length."""
 
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - TypeDecorator's
-        return None if value is None else _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+
+class _Name(_Storable):
+    """A name that users give to find a row by."""
+
+    impl = String
+    cache_ok = True
 
 
 _Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER column
@@ -56,7 +67,7 @@ _Id = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only i
 submissions = Table(
     "submissions",
     metadata,
-    Column("id", String(32), primary_key=True),
+    Column("id", _Name(32), primary_key=True),
     Column("submitter", _Words, nullable=False),
     Column("submitted_at", Double, nullable=False),
 )
@@ -65,7 +76,7 @@ jobs = Table(
     "jobs",
     metadata,
     Column("number", _Id, primary_key=True, autoincrement=True),
-    Column("id", String(32), nullable=False, unique=True),
+    Column("id", _Name(32), nullable=False, unique=True),
     Column("submission", ForeignKey("submissions.id"), nullable=False),
     Column("name", _Words, nullable=False),
     Column("model", _Words, nullable=False),
@@ -129,7 +140,7 @@ results = Table(
     Column("build", ForeignKey("builds.id"), nullable=False),
     Column("arch", String(16), nullable=False),
     Column("part", Integer, nullable=False),
-    Column("job", String(32), nullable=False),
+    Column("job", _Name(32), nullable=False),
     Column("outcome", String(16), nullable=False),
     Column("template_key", String(64), nullable=False),
     Column("cubin_key", String(64), nullable=False),
@@ -187,9 +198,9 @@ job_counters = Table(
 template_runs = Table(
     "template_runs",
     metadata,
-    Column("id", String(32), primary_key=True),
+    Column("id", _Name(32), primary_key=True),
     Column("template_key", String(64), nullable=False),
-    Column("job", String(32), nullable=False),
+    Column("job", _Name(32), nullable=False),
     Column("seconds", Double, nullable=False),
     Column("recorded_at", Double, nullable=False),
     Index(None, "template_key"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.exit_codes import NOT_FOUND
 from codegen.ir.layer_spec import SkippedLayer
 from farm.bundle.members import MANIFEST
 from farm.jobs.model import BuildOptions, NewSubmission, Status
@@ -115,3 +116,10 @@ def test_a_bundle_of_hostile_names_is_shown(tmp_path: Path, typed: Typed) -> Non
     assert code == 0, err
     assert "FORGED" in out
     assert_printable(out, err)
+
+
+@pytest.mark.parametrize("command", [["logs"], ["status", "--submission"], ["cancel", "--submission"], ["wait"]])
+def test_a_name_that_is_not_unicode_is_of_no_job(command: list[str], typed: Typed) -> None:
+    code, out, err = typed(*command, "\udcff")
+    assert (code, out) == (NOT_FOUND, "")
+    assert err.startswith("farm: no such ")
