@@ -160,11 +160,14 @@ class Farm:
 
         with BackgroundPuts(self._store) as writer:
             jobs = self._new_jobs(checkpoints, options, name, writer, self.toolchain, self._rankings, note)
-        submission = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
+        asked_for = NewSubmission(new_id(), self._settings.submitter, tuple(jobs))
         empty = empty_layers_warning(build for job in jobs for build in job.builds)
         coverages = (coverage_warning(job.name, coverage_of(job.builds, job.skipped)) for job in jobs)
         warnings = dict.fromkeys(filter(None, (*joined_notes(notes), empty, *coverages)))
-        return Submission(submission.id, tuple(self._ledger.record_submission(submission)), tuple(warnings))
+        recorded = tuple(self._ledger.record_submission(asked_for))
+        is_new = any(job.submission == asked_for.id for job in recorded)
+        known = asked_for.id if is_new or not recorded else recorded[0].submission
+        return Submission(known, recorded, tuple(warnings), is_new)
 
     def compile(
         self,

@@ -15,6 +15,7 @@ from farm.config.units import counted
 
 if TYPE_CHECKING:
     from farm.api import Farm
+    from farm.jobs.submission import Submission
 
 UNSERVED = "no coordinator is alive: the jobs stay PENDING until farm serve runs"
 
@@ -41,14 +42,16 @@ def submit(request: BuildRequest, as_json: AsJson = False) -> int:
                 stdout().print(Text(f"{job.id}  {job.name}"), soft_wrap=True)
         warn_if_unserved(farm)
         if not as_json:
-            print_next(len(jobs), submission.id)
+            print_next(len(jobs), submission)
     return OK if len(checkpoints) == len(request.models) else USAGE
 
 
-def print_next(count: int, submission: str) -> None:
+def print_next(count: int, submission: Submission) -> None:
     """Print the next commands on stderr; stdout has the ids only."""
-    way_on = f"next: farm status --watch   farm cancel --submission {submission}"
-    stderr().print(Text(f"submitted {counted(count, 'job')}; {way_on}", style="dim"), soft_wrap=True)
+    text = f"submitted {counted(count, 'job')}{'' if submission.is_new else ' before'}; next: farm status --watch"
+    if submission.is_new:  # an earlier one may have more jobs than these
+        text += f"   farm cancel --submission {submission.id}"
+    stderr().print(Text(text, style="dim"), soft_wrap=True)
 
 
 def warn_if_unserved(farm: Farm) -> None:

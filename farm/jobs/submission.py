@@ -37,10 +37,13 @@ class Submission:
     """A group of jobs submitted by one call."""
 
     id: str
+    """Id of the submission that the ledger has: an earlier one if no job is new."""
     jobs: tuple[Job, ...]
     """One job for each checkpoint, in their order; it may be an earlier unfinished job with the same request."""
     warnings: tuple[str, ...] = ()
     """Warnings about layers that compile."""
+    is_new: bool = True
+    """Whether any job is new."""
 
 
 def new_id() -> str:

@@ -68,3 +68,13 @@ def test_a_job_that_has_not_ended_has_no_results(farm: Farm) -> None:
     [job] = farm.submit([checkpoint(layer("conv1"))], BuildOptions(("sm_90",))).jobs
     with pytest.raises(UnfinishedError, match="is PENDING"):
         farm.compiled(job.id)
+
+
+def test_a_submission_without_a_new_job_names_an_earlier_one_that_exists(farm: Farm) -> None:
+    nets = [checkpoint(layer(name)) for name in ("conv1", "conv2")]
+    first, again = (farm.submit(nets[:1], BuildOptions(("sm_90",))) for _ in range(2))
+    assert (first.is_new, again.is_new) == (True, False)
+    assert again.id == first.id == again.jobs[0].submission
+    both = farm.submit(nets, BuildOptions(("sm_90",)))
+    assert both.is_new
+    assert [job.submission for job in both.jobs] == [first.id, both.id]
