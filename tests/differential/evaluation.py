@@ -205,7 +205,8 @@ def _mul(attributes: Attributes, a: Tensor, b: Tensor) -> Tensor:
             reach=first * b.reach + second * a.reach,
             folds=max(a.folds, b.folds),
         )
-    x, constant = (a, b) if a.value.size >= b.value.size else (b, a)
+    b_is_x = a.value.size < b.value.size or (b.error.any() and not a.error.any())
+    x, constant = (b, a) if b_is_x else (a, b)
     factor = np.abs(constant.value)
     return _rounded(
         x,

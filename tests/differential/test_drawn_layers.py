@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -109,7 +109,12 @@ def test_the_listed_geometries_have_every_value_of_every_attribute() -> None:
     assert {1, 2, 3, 4, 5, 7, 9, 11} <= {size for each in listed for size in each.window}
 
 
+ONE_NUMBER = Geometry("Conv", 2, 1, (1,), (1,), bias=False, steps=("multiply_scalar",), batch=1)
+"""A scalar times an output of one number, in this order: only one of them has an error."""
+
+
 @settings(max_examples=100)
+@example(ONE_NUMBER, Recipe(0, sparsity=0.0))
 @given(geometries(), recipes())
 def test_a_drawn_model_is_valid_and_onnxruntime_is_within_its_bound(geometry: Geometry, recipe: Recipe) -> None:
     layer = DrawnLayer(geometry, recipe)
