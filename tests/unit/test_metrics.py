@@ -143,14 +143,14 @@ def test_clients_that_send_their_requests_bit_by_bit_do_not_keep_all_connections
     farm: Farmyard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 1)
-    monkeypatch.setattr(PageHandler, "timeout", 0.5)
+    monkeypatch.setattr(PageHandler, "timeout", 2.0)
     with (
         MetricsServer(farm.ledger, 0) as server,
         socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2]))) as slow,
     ):
         slow.sendall(b"GET /livez HTTP/1.0\r\nX: ")
         with suppress(OSError):  # until it is cut
-            for _ in range(50):
+            for _ in range(600):
                 slow.sendall(b"x")
                 time.sleep(0.05)
         assert get(server, "/livez")[0] == 200
