@@ -28,7 +28,7 @@ class PageHandler(BaseHTTPRequestHandler, ABC):
         """Answers the request for `path`."""
 
     def handle(self) -> None:
-        """Serves the connection, and cuts it if its request has not arrived in time."""
+        """Serves the connection; closes it if the request takes too long to arrive."""
         self._limit = threading.Timer(self.timeout, self._cut)
         self._limit.daemon = True
         self._limit.start()

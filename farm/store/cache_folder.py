@@ -31,7 +31,7 @@ class CacheFolder(DiskStore):
     def __init__(self, root: Path, limit_bytes: int) -> None:
         super().__init__(root)
         self._folder = root / "v1"
-        """What it may trim: the user may keep other files beside it."""
+        """Folder of the store's own files, the only one that is trimmed: users may keep other files next to it."""
         self._limit = limit_bytes
         self._written: int | None = None
         """Bytes that this process wrote since it last trimmed the folder; None: it has not trimmed it yet."""

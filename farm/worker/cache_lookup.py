@@ -21,27 +21,34 @@ PATCH_STAGE = "patch"
 TOOLS_STAGE = "tools"
 
 
+class _UnreadableIsMiss:
+    """A block that ends at an unreadable record; the statement after it answers that there is none.
+
+    A record may contain anything, and the coordinator reads it too. Errors of the store itself are raised.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        return isinstance(error, Exception) and not isinstance(error, StoreError)
+
+
 def find_template(store: Store, key: str) -> str | None:
     """PTX of a stored template; None on a miss, also if the record's blob is gone."""
     record = store.get_record(TEMPLATE_STAGE, key)
-    try:
+    with _UnreadableIsMiss():
         ptx = None if record is None else store.get(str(record["ptx"]))
         return None if ptx is None else ptx.decode()
-    except StoreError:
-        raise
-    except Exception:  # noqa: BLE001 - a record may contain anything; the coordinator reads it, too
-        return None  # unreadable: build again
+    return None
 
 
 def has_template(store: Store, key: str) -> bool:
     """Whether a template is stored; its bytes are not read."""
     record = store.get_record(TEMPLATE_STAGE, key)
-    try:
+    with _UnreadableIsMiss():
         return record is not None and store.holds(str(record["ptx"]))
-    except StoreError:
-        raise
-    except Exception:  # noqa: BLE001 - a damaged record may hold anything
-        return False  # unreadable: build again
+    return False
 
 
 def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | None:
@@ -53,7 +60,7 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
     record = store.get_record(CUBIN_STAGE, key)
     if record is None:
         return None
-    try:
+    with _UnreadableIsMiss():
         if whole and "in_parts" in record:
             return CubinResult(key, Failure(Fault.PARTS, str(record["in_parts"])), hit=True)
         if "error" in record:
@@ -61,23 +68,17 @@ def find_cubin(store: Store, key: str, *, whole: bool = False) -> CubinResult | 
             return CubinResult(key, failure, hit=True)
         facts = CubinFacts.from_json(record)
         return CubinResult(key, facts, hit=True) if store.holds(facts.cubin, facts.cubin_bytes) else None
-    except StoreError:
-        raise
-    except Exception:  # noqa: BLE001 - a damaged record may hold anything
-        return None  # unreadable: build again
+    return None
 
 
 def has_patch_template(store: Store, key: str) -> bool | None:
     """Whether a mask's patch template is stored; False if it is known that there can be none, None on a miss."""
     record = store.get_record(PATCH_STAGE, key)
-    try:
+    with _UnreadableIsMiss():
         if record is not None and "refused" in record:
             return False
         return True if record is not None and store.holds(str(record["cubin"])) else None
-    except StoreError:
-        raise
-    except Exception:  # noqa: BLE001 - a damaged record may hold anything
-        return None  # unreadable: build again
+    return None
 
 
 def read_cubin(store: Store, digest: str | None, name: str) -> bytes:
@@ -149,13 +150,10 @@ class RefusableStage:
             return None
         if "refused" in record:
             raise MachineCodeError(str(record["refused"]))
-        try:
+        with _UnreadableIsMiss():
             data = self._store.get(str(record["cubin"]))
-        except StoreError:
-            raise
-        except Exception:  # noqa: BLE001 - a damaged record may hold anything
-            return None
-        return None if data is None else (record, data)
+            return None if data is None else (record, data)
+        return None
 
     def keep(self, key: str, data: bytes, **facts: Any) -> None:
         """Store a cubin with facts about it."""
