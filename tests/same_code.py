@@ -18,14 +18,13 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 from codegen.errors import MachineCodeError
 from codegen.ir.layer_spec import DataType, spec_from_json
 from codegen.ir.tiling import Part, Tiling
-from codegen.kernels import stream_count
+from codegen.kernels import needs_clusters, stream_count
 from codegen.keys import assembler_digest
 from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
@@ -103,7 +102,7 @@ def made(shapes: Iterable[Shape]) -> None:
     with ThreadPoolExecutor(2) as pool:  # the skeletons' ptxas runs beside the assembler
         for shape, cubins in pool.map(lambda each: (each, _cubins(each)), shapes):
             line = {"number": shape.number, "data_type": shape.spec.data_type, "batch": shape.batch}
-            line |= {"spec": shape.spec.to_json(), "tiling": asdict(shape.tiling), "cubins": cubins}
+            line |= {"spec": shape.spec.to_json(), "tiling": shape.tiling.to_json(), "cubins": cubins}
             print(json.dumps({**line, "sources": assembler_digest()}), flush=True)
 
 
@@ -111,7 +110,8 @@ def _cubins(shape: Shape) -> list[str]:
     """The digest of each layer's cubin, or that it is refused."""
     clusters, toolchain = shape.tiling.cluster > 1, find_toolchain()
     options = skeleton_options(ptxas_options(QUALIFIED_LEVEL, clusters=clusters), clusters=clusters)
-    template = make_template(shape.spec, shape.tiling, virtual_arch(ARCH, clusters=clusters), toolchain, DEFAULT_LIMITS)
+    virtual = virtual_arch(ARCH, clusters=needs_clusters(shape.tiling))
+    template = make_template(shape.spec, shape.tiling, virtual, toolchain, DEFAULT_LIMITS)
     try:
         skeleton = make_skeleton(template, ARCH, toolchain, options)
         assembler = DirectAssembler.of(template, skeleton.data, ARCH)

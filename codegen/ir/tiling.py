@@ -61,6 +61,11 @@ class Tiling:
     groups: int = 1
     """K groups of a block of conv2d, which share its input in shared memory. Each has warps of its own."""
 
+    waits: bool = False
+    """Whether the kernel begins before the one ahead of it has ended, and itself waits for that one before it reads its
+    input: programmatic dependent launch (compute_90 and later). Kernels of convolutions with weights in a table always
+    do."""
+
     @property
     def reads_table(self) -> bool:
         """Whether the weights are a table in global memory and not immediates in the code."""
@@ -91,6 +96,8 @@ class Tiling:
             del fields["cluster"]
         if self.groups == 1:
             del fields["groups"]
+        if not self.waits:
+            del fields["waits"]
         return fields
 
 

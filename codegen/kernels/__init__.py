@@ -76,8 +76,8 @@ def source_path(tiling: Tiling) -> Path:
 
 
 def needs_clusters(tiling: Tiling) -> bool:
-    """Whether the kernel runs only on architectures that have thread block clusters."""
-    return tiling.cluster > 1 or tiling.kernel == "table_conv2d"
+    """Whether the kernel runs only on architectures with thread block clusters, which have dependent launches too."""
+    return tiling.cluster > 1 or tiling.waits or tiling.kernel == "table_conv2d"
 
 
 def launch_of(spec: LayerSpec, tiling: Tiling, part: Part | None = None) -> Launch:

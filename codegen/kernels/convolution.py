@@ -32,6 +32,7 @@ def staged_launch(layer: TiledConvolution, entry: str, shared_bytes: int, part: 
         data_type=spec.data_type,
         output_step=prod(spec.output_shape),
         input_step=prod(spec.input_shape) if is_bounded(spec) else None,
+        waits=layer.tiling.waits,
     )
 
 

@@ -139,6 +139,7 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
         shared_bytes=4 * shared_words(layer),
         arguments=(*tensors_of(spec), "images"),
         data_type=spec.data_type,
+        waits=layer.tiling.waits,
     )
 
 

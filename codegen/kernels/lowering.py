@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,10 @@ class TableKernelModule(KernelModule, Protocol):
         """Expected size of the table if the non-zeros were spread evenly."""
 
 
+WAITING: Final[tuple[KernelName, ...]] = ("conv2d", "cluster_conv2d", "linear", "table_linear")
+"""Kernels that begin before the one ahead of them has ended if their tiling says so."""
+
+
 @dataclass(frozen=True)
 class Lowered(Generic[Spec]):
     """A layer before it is divided: `codegen.kernels.lower` makes it."""
@@ -87,6 +91,8 @@ class Lowered(Generic[Spec]):
             raise TilingError(f"{name} cannot compute {self.spec}: {self.unsuitable.get(name, 'no such kernel')}")
         if tiling.groups > 1 and name != "conv2d":
             raise TilingError(f"{name} cannot compute {self.spec} so: only conv2d has several K groups in a block")
+        if tiling.waits and (name not in WAITING or tiling.form == "full"):
+            raise TilingError(f"{name} cannot compute {self.spec} so: it cannot wait for the kernel ahead of it")
         if reason := module.refusal(self, tiling):
             raise TilingError(f"{name} cannot compute {self.spec} so: {reason}")
         return Tiled(self, tiling)

@@ -216,6 +216,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
     geometry, tile = layer.geometry, tile_of(layer)
     values: dict[str, int | str] = {
         "CLUSTER": 1,
+        "WAITS": 1,
         "NEIGHBOURS": layer.pairing.neighbours,
         "SHARES": layer.tiling.cluster,
         "STAGE": 0,

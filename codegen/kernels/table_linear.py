@@ -163,6 +163,7 @@ def launch_of(layer: TiledLinear, part: Part | None = None) -> Launch:
         shared_bytes=4 * _row_words(layer.spec, tiling.images) * (tiling.chunk_channels + 1),
         arguments=(*tensors_of(layer.spec), "images"),
         data_type=layer.spec.data_type,
+        waits=tiling.waits,
     )
 
 

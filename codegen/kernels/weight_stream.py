@@ -188,6 +188,7 @@ def parameters(layer: AnyTiled, values: Mapping[str, int | str]) -> str:
         "HAS_RESIDUAL": int(AddResidual() in spec.epilogue),
         "ENDS_IN_RELU": int(last_relu(spec.epilogue) is not None),
         "FULL": int(tiling.form == "full"),
+        "WAITS": int(tiling.waits),
         "CHANNELS": geometry.channels,
         "OUTPUT_CHANNELS": geometry.output_channels,
         "SPAN_CHANNELS": streams.span_channels,

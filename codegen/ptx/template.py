@@ -139,7 +139,6 @@ class TableForm:
         places = [i for i, line in enumerate(lines) if isinstance(read_line(line.removesuffix("\n")), TableAddress)]
         if len(places) != 1 or ptx.count(_ENTRY) != 1:
             raise TemplateError("a template of weights in a table has one kernel, which takes the table's address once")
-        # From compute_90 on the address is 0: there nvcc has ptxas read its PTX, which does not declare the table yet.
         lines[places[0]] = f"{lines[places[0]].partition(',')[0]},farm_table; // farm.table\n"
         before, entry, after = "".join(lines).partition(_ENTRY)
         return TableForm(before, entry + after)

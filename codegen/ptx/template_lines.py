@@ -212,8 +212,8 @@ _OUTPUT = re.compile(r"st\.global\.cs\.[fb]\d+ \[(%\w+)(?:\+(-?\d+))?\]")
 _RESIDUAL = re.compile(r"ld\.global\.nc\.[fb]\d+ \w+,\[(%\w+)(?:\+(-?\d+))?\]")
 _FIRST_GROUP = re.compile(r"mov\.u32 (%r\d+),0; // farm\.first_group$")
 _TURN = re.compile(r"mov\.u32 (%r\d+),(%r\d+); // farm\.turn (%r\d+)$")
-_TABLE = re.compile(r"mov\.u64 (%rd\d+),(?:farm_table|0); // farm\.table$")
-"""From compute_90 on nvcc has ptxas read its PTX, in which the table is not declared yet: there it is 0."""
+_TABLE = re.compile(r"mov\.u64 (%rd\d+),0; // farm\.table$")
+"""The table is not declared yet, and from compute_90 on nvcc has ptxas read its PTX."""
 _LABEL = re.compile(r"(\$\w+):$")
 _BRANCH = re.compile(r"\bbra\b")
 _GROUP = "// farm.group "

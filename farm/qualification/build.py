@@ -14,7 +14,7 @@ from codegen.errors import CodegenError, MachineCodeError, without_places
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import DataType
 from codegen.ir.tiling import Part
-from codegen.kernels import launch_of
+from codegen.kernels import launch_of, needs_clusters
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
@@ -66,7 +66,7 @@ def build_shape(
     clusters = shape.tiling.cluster > 1
     options = ptxas_options(QUALIFIED_LEVEL, clusters=clusters)
     try:
-        virtual = virtual_arch(arch, clusters=clusters)
+        virtual = virtual_arch(arch, clusters=needs_clusters(shape.tiling))
         template = make_template(shape.spec, shape.tiling, virtual, toolchain, limits)
         skeleton = make_skeleton(template, arch, toolchain, skeleton_options(options, clusters=clusters), limits)
         assembler = DirectAssembler.of(template, skeleton.data, arch)

@@ -42,6 +42,7 @@ from codegen.ir.layer_spec import (
 )
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.kernels import tiled
+from codegen.kernels.lowering import WAITING
 from codegen.model_zoo import prune
 from codegen.selection.choose import ranked_tilings
 from codegen.selection.feasibility import block_fits, comes_out_even
@@ -67,6 +68,8 @@ LINEAR_EVERY = 12
 SEVERAL_EVERY = 7
 """Shapes of one remainder by this without gates, bounds and pool are convolutions whose blocks have two or four K
 groups, where their tiling allows that."""
+WAITING_EVERY = 4
+"""Shapes of one remainder by this begin before the kernel ahead of them has ended, where the architecture has that."""
 POOLED_EVERY = 4
 """Shapes of one remainder by this end with a max pool."""
 WIDE_EVERY = 8
@@ -186,6 +189,8 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
         return None
     if several:
         tiling = _with_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY // 2 % 2))
+    if clusters and number % WAITING_EVERY == 1:
+        tiling = replace(tiling, waits=tiling.kernel in WAITING)
     return Shape(number, spec, tiling, batch)
 
 

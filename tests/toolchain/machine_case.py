@@ -13,7 +13,7 @@ from codegen.emulator.sass import emulate
 from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.tiling import Part
-from codegen.kernels import stream_count
+from codegen.kernels import needs_clusters, stream_count
 from codegen.model_zoo.pruning import random_bounds
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
@@ -32,7 +32,7 @@ MASKS = ("no weight", "one weight", "one channel of four", "one chunk empty", "n
 
 
 def template_of(case: Case, arch: str = ARCH) -> Template:
-    return shared_template(case.spec, case.tiling, virtual_arch(arch, clusters=case.tiling.cluster > 1))
+    return shared_template(case.spec, case.tiling, virtual_arch(arch, clusters=needs_clusters(case.tiling)))
 
 
 @cache

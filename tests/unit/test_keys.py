@@ -129,6 +129,7 @@ TILING_CHANGES: dict[str, Any] = {
     "cluster": 2,
     "groups": 2,
     "order": "place",
+    "waits": True,
 }
 
 

@@ -35,3 +35,12 @@ def test_the_first_shapes_have_blocks_of_two_and_of_four_k_groups_in_both_orders
     assert {order for _, order in several} == {"group", "place"}
     without_clusters = [draw_shape(number, data_type, clusters=False) for number in range(20)]
     assert any(shape is not None and shape.tiling.groups > 1 for shape in without_clusters)
+
+
+@pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16"])
+def test_some_shapes_begin_early_where_the_architecture_has_that(data_type: DataType) -> None:
+    drawn = [shape.tiling for number in range(60) if (shape := draw_shape(number, data_type))]
+    assert {each.waits for each in drawn if each.cluster == 1} == {True, False}
+    assert data_type == "bfloat16" or {each.waits for each in drawn if each.cluster > 1} == {True, False}
+    older = [shape.tiling for number in range(60) if (shape := draw_shape(number, data_type, clusters=False))]
+    assert not any(each.waits for each in older)

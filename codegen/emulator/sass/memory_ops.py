@@ -232,7 +232,9 @@ def _nothing(_: State, __: Instruction, ___: Mask) -> None:
 MEMORY_OPS: Final[dict[str, Run]] = {
     "ULDC": _constant,
     "LDCU": _constant,
+    "ACQBULK": _nothing,
     "NOP": _nothing,
+    "PREEXIT": _nothing,
     "DEPBAR": _wait_for_groups,
     "BSYNC": _nothing,
     "BREAK": _nothing,

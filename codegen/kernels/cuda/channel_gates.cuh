@@ -13,13 +13,13 @@
 #define GATE_COUNT (GATE_PLACES * GATE_IMAGES)
 #define GATE_LOADS ((GATE_COUNT + THREADS - 1) / THREADS)
 #if DATA_TYPE == FLOAT32
-#define GET_GATE "mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1];"
+#define GET_GATE "mov.b32 %0,0; @p " READ ".b32 %0,[%1];"
 #elif DATA_TYPE == BFLOAT16
-#define GET_GATE "mov.b16 h,0; mov.b16 l,h; @p ld.global.nc.b16 h,[%1]; mov.b32 %0,{l,h};"
+#define GET_GATE "mov.b16 h,0; mov.b16 l,h; @p " READ ".b16 h,[%1]; mov.b32 %0,{l,h};"
 #elif PAIR_IMAGES == 2
-#define GET_GATE "mov.b16 h,0; mov.b16 l,h; @p ld.global.nc.b16 l,[%1]; @q ld.global.nc.b16 h,[%1+%4]; mov.b32 %0,{l,h};"
+#define GET_GATE "mov.b16 h,0; mov.b16 l,h; @p " READ ".b16 l,[%1]; @q " READ ".b16 h,[%1+%4]; mov.b32 %0,{l,h};"
 #else
-#define GET_GATE "mov.b16 h,0; @p ld.global.nc.b16 h,[%1]; mov.b32 %0,{h,h};"
+#define GET_GATE "mov.b16 h,0; @p " READ ".b16 h,[%1]; mov.b32 %0,{h,h};"
 #endif
 
 struct Gates {

@@ -44,12 +44,12 @@ struct Copies {
 #if DATA_TYPE == FLOAT16
 // A word is a half of a row above one of the row that lies as many before it as the block has threads.
 #if UNIT == 4
-#define LOAD_PAIR(n) "@p" n " ld.global.nc.v2.b32 {a" n ",b" n "},[s]; @q" n " ld.global.nc.v2.b32 {c" n ",d" n "},[s+%6]; "
+#define LOAD_PAIR(n) "@p" n " " READ ".v2.b32 {a" n ",b" n "},[s]; @q" n " " READ ".v2.b32 {c" n ",d" n "},[s+%6]; "
 #define STORE_PAIR(n)                                                                                              \
     "prmt.b32 u,a" n ",c" n ",0x5410; prmt.b32 v,a" n ",c" n ",0x7632; prmt.b32 w,b" n ",d" n ",0x5410; "           \
     "prmt.b32 x,b" n ",d" n ",0x7632; @p" n " st.shared.v4.b32 [t],{u,v,w,x}; "
 #else
-#define LOAD_PAIR(n) "@p" n " ld.global.nc.u16 a" n ",[s]; @q" n " ld.global.nc.u16 c" n ",[s+%6]; "
+#define LOAD_PAIR(n) "@p" n " " READ ".u16 a" n ",[s]; @q" n " " READ ".u16 c" n ",[s+%6]; "
 #define STORE_PAIR(n) "prmt.b32 u,a" n ",c" n ",0x5410; @p" n " st.shared.b32 [t],u; "
 #endif
 #define LOAD_ROW(n)                                                                                                \
@@ -64,7 +64,7 @@ struct Copies {
 #define WORDS ".b32"
 #define ROW(n) "a" n
 #endif
-#define LOAD_ROW(n) "setp.lt.u32 p" n ",u,%2; @p" n " ld.global.nc" WORDS " " ROW(n) ",[s]; " NEXT_ROW "add.u32 u,u,%4; "
+#define LOAD_ROW(n) "setp.lt.u32 p" n ",u,%2; @p" n " " READ WORDS " " ROW(n) ",[s]; " NEXT_ROW "add.u32 u,u,%4; "
 #define STORE_ROW(n) "@p" n " st.shared" WORDS " [t]," ROW(n) "; add.u32 t,t,%4; "
 #endif
 #define COPY_ROW                                                                                                       \

@@ -6,6 +6,20 @@
 #define FLOAT16 1
 #define BFLOAT16 2
 
+// With WAITS a kernel begins before the one ahead of it has ended. Inputs are loaded by READ: ptxas may move
+// `ld.global.nc`, whose data never changes while a kernel runs, before the wait. Residuals are read behind the loop over
+// chunks, which no load crosses. The next kernel begins when all blocks have only their sums left to store: earlier, kernels
+// would queue and crowd on few multiprocessors.
+#if WAITS
+#define WAIT_FOR_THE_LAST asm volatile("griddepcontrol.wait;" ::: "memory")
+#define LET_THE_NEXT_IN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define READ "ld.global"
+#else
+#define WAIT_FOR_THE_LAST
+#define LET_THE_NEXT_IN
+#define READ "ld.global.nc"
+#endif
+
 // Whether copies move whole words, as they lie in memory: of float32, or two neighbours of float16.
 #define WHOLE_WORDS (DATA_TYPE == FLOAT32 || NEIGHBOURS == 2)
 
@@ -129,7 +143,7 @@ struct Copies {
 #if WHOLE_WORDS
     __device__ __forceinline__ void fetch(int channel, unsigned stage) {
 #define COPY_WORD(j, i, c, from)                                                                           \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p ld.global.nc.b32 %0,[%1+%3]; }"     \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b32 %0,0; @p " READ ".b32 %0,[%1+%3]; }"     \
                  : "=&r"(word[i]) : "l"(source[j]),                                                        \
                  "r"((int)(inside[j] & ENABLED(channel, c) & PRESENT(j, channel))), "n"((from) * 4));
 #if UNIT == 4
@@ -188,19 +202,19 @@ struct Copies {
 #if LOADED == 4
 #define LOAD_HALVES(ok, j, i, from)                                                                             \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%5,0; " FILL("%0") FILL("%1") FILL("%2") FILL("%3")             \
-                 "@p ld.global.nc.v4.b32 {%0,%1,%2,%3},[%4+%6]; }"                                              \
+                 "@p " READ ".v4.b32 {%0,%1,%2,%3},[%4+%6]; }"                                              \
                  : "=&r"(word[i]), "=&r"(word[i + 1]), "=&r"(word[i + 2]), "=&r"(word[i + 3])                   \
                  : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
 #elif LOADED == 2
 #define LOAD_HALVES(ok, j, i, from)                                                                             \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%3,0; " FILL("%0") FILL("%1")                                   \
-                 "@p ld.global.nc.v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
+                 "@p " READ ".v2.b32 {%0,%1},[%2+%4]; }" : "=&r"(word[i]), "=&r"(word[i + 1])               \
                  : "l"(source[j]), "r"((int)(ok)), "n"((from) * 2));
 #else
 #if UNIT == 2
-#define LOAD "ld.global.nc.b32"
+#define LOAD READ ".b32"
 #else
-#define LOAD "ld.global.nc.u16"
+#define LOAD READ ".u16"
 #endif
 #define LOAD_HALVES(ok, j, i, from)                                                                             \
     asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; " FILL("%0") "@p " LOAD " %0,[%1+%3]; }"                  \

@@ -160,15 +160,6 @@ typedef float Residual;
 #define CLUSTERED
 #endif
 
-// The kernel may begin before the one ahead of it has ended: its weights are there already.
-#if __CUDA_ARCH__ >= 900
-#define LET_THE_NEXT_IN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
-#define WAIT_FOR_THE_LAST asm volatile("griddepcontrol.wait;" ::: "memory")
-#else
-#define LET_THE_NEXT_IN
-#define WAIT_FOR_THE_LAST
-#endif
-
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PARAMETERS, int output_step) {
     extern __shared__ __align__(16) float tile[];
     LET_THE_NEXT_IN;

@@ -19,6 +19,12 @@
 
 #define LANES 32
 #define LOAD_ONCE "ld.global.nc.L1::no_allocate"
+// Not by ld.global.nc where the kernel waits, as in memory.cuh.
+#if WAITS
+#define INPUT(address) __ldcg(address)
+#else
+#define INPUT(address) __ldg(address)
+#endif
 
 #if DATA_TYPE == FLOAT32
 typedef uint4 Quad;
@@ -96,7 +102,7 @@ __device__ __forceinline__ void copy(Rows* inputs, const Element* input, int fir
 #elif IMAGES == 1 && UNIT == 4
 #pragma unroll 4
     for (int column = thread * 4; column < count; column += THREADS * 4) {
-        const Quad quad = __ldg((const Quad*)(source + column));
+        const Quad quad = INPUT((const Quad*)(source + column));
         const Element* elements = (const Element*)&quad;
 #pragma unroll
         for (int i = 0; i < 4; ++i) inputs[column + i].words[0] = widened(elements[i]);
@@ -108,7 +114,7 @@ __device__ __forceinline__ void copy(Rows* inputs, const Element* input, int fir
         Element elements[IMAGES];
 #pragma unroll
         for (int n = 0; n < IMAGES; ++n)
-            elements[n] = image + n < images ? __ldg(source + n * CHANNELS + column) : Element(0);
+            elements[n] = image + n < images ? INPUT(source + n * CHANNELS + column) : Element(0);
         Rows rows;
 #pragma unroll
         for (int w = 0; w < ROW_WORDS; ++w)
@@ -128,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
     const int channel = blockIdx.z * WARPS + thread / LANES, image = blockIdx.x * IMAGES;
     const bool exists = channel < OUTPUT_CHANNELS;
     const unsigned* table;
-    asm volatile("mov.u64 %0,farm_table; // farm.table" : "=l"(table));
+    asm volatile("mov.u64 %0,0; // farm.table" : "=l"(table));
     const unsigned* starts = table + (exists ? channel : OUTPUT_CHANNELS) * CHUNKS;
     const uint4* units = (const uint4*)(table + HEAD_WORDS);
     unsigned unit = __ldg(starts), end = __ldg(starts + exists);
@@ -142,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
         if (unit + u < end) held[u].load(units + (size_t)(unit + u) * UNIT_QUADS, lane);
     LOAD_AHEAD
     if (thread == 0) inputs[CHUNK_CHANNELS] = Rows{};
+    WAIT_FOR_THE_LAST;
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk) __syncthreads();
@@ -160,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
         end = next;
         if (CHUNKS > 1) LOAD_AHEAD
     }
+    LET_THE_NEXT_IN;
     float value = 0.f;
 #pragma unroll
     for (int n = 0; n < IMAGES; ++n) {

@@ -54,7 +54,7 @@ class GroupBody:
         words = words[start:end].copy()
         gone = skeleton.markers[start:end]
         _put_epilogue(words, skeleton, start)
-        restore_copies(words, skeleton.copies - start, skeleton.zeroed - start, skeleton.architecture)
+        restore_copies(words, skeleton.copies - start, skeleton.zeroed - start, skeleton.copy_order)
         architecture = skeleton.architecture
         stalls, waits, reuse = (field.get(words) for field in (encoding.STALL, encoding.WAIT, encoding.REUSE))
         splices = {place - start: chunk for chunk, place in enumerate(skeleton.splices.tolist())}

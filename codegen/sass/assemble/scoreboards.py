@@ -72,17 +72,15 @@ def separate_early_loads(words: Words, last: int, architecture: Architecture) ->
     return tuple(board for board in WEIGHT_CODE if board != own)
 
 
-def restore_copies(
-    words: Words, loads: NDArray[np.int64], waiting: NDArray[np.int64], architecture: Architecture
-) -> None:
-    """Makes the volatile `loads` of a group body ordinary ones, in place; the words `waiting` wait for them.
+def restore_copies(words: Words, loads: NDArray[np.int64], waiting: NDArray[np.int64], order: int) -> None:
+    """Gives the volatile `loads` of a group body another memory order, in place; the words `waiting` wait for them.
 
     One scoreboard counts them and nothing else, so that only the words that store their results wait for them.
     """
     if not len(loads):
         return
     chosen = words[loads]
-    ORDER.put(chosen, architecture.loads.read_only)
+    ORDER.put(chosen, order)
     words[loads] = chosen
     for field in (encoding.WRITE_SCOREBOARD, encoding.READ_SCOREBOARD):
         boards = field.get(words)

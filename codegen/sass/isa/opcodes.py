@@ -276,8 +276,8 @@ _HFMA2: Final = (_SIGN_A, _SIGN_B, _HALVES_A, _HALVES_B, _HALVES_AND_SIGN_C)
 _FLOATS: Final = (_SIGN_A, _SIGN_B, _SATURATED)
 _LDS: Final = (_DATA, _OFFSET, _SIZE, _DESCRIPTOR)
 _STS: Final = (*_LDS, (64, 6))
-_LDG: Final = (0x41E91 << 72, 0x45E91 << 72)
-"""LDG.E.CONSTANT, and LDG.E.NA.CONSTANT, which asks for no place in the L1 cache."""
+_LDG: Final = (0x41E11 << 72, 0x41E91 << 72, 0x45E91 << 72)
+"""LDG.E, LDG.E.CONSTANT, and LDG.E.NA.CONSTANT, which asks for no place in the L1 cache."""
 _TRUE: Final = 7
 """PT, as a number in a field of predicates."""
 
@@ -325,6 +325,8 @@ _ROWS: Final = (
     Opcode(*(0x24, "IMAD", "integer", 1, 1, 1, 1), writes=_ONE, reads=_INPUT, understood=_IMAD, fixed=(_TRUE << 81,)),
     Opcode(*(0x25, "IMAD.WIDE", "wide", 2, 1, 1, 2), writes=_ONE, reads=_INPUT, understood=_WIDE, fixed=(_TRUE << 81,)),
     Opcode(*(0x27, "IMAD.HI", "high", 1, 1, 1, 2), writes=_ONE, reads=_INPUT, understood=_WIDE, fixed=(_TRUE << 81,)),
+    Opcode(0x2D, "PREEXIT", "control", understood=()),
+    Opcode(0x2E, "ACQBULK", "control", understood=()),
     Opcode(0x30, "HADD2", "half", 1, 1, 1, understood=(_SIGN_A, _SIGN_B, _HALVES_A, _HALVES_B, (78, 1))),
     Opcode(0x31, "HFMA2", "half", 1, 1, 1, 1, understood=_HFMA2),
     Opcode(0x32, "HMUL2", "half", 1, 1, 1, understood=(_HALVES_A, _HALVES_B)),
@@ -443,6 +445,8 @@ def _opcode(name: str, upper: int) -> int:
     return _NUMBERS[name] | upper << FORM_SHIFT
 
 
+ACQBULK: Final = _opcode("ACQBULK", 4)
+"""Waits for the kernel ahead, `griddepcontrol.wait`."""
 BRA: Final = _opcode("BRA", 4)
 BRA_UNIFORM: Final = _opcode("BRA", 2)
 """BRA.U: goes if a uniform predicate holds."""

@@ -20,6 +20,7 @@ from codegen.sass.isa.architectures import architecture_of
 from codegen.sass.isa.branches import jump_distances
 from codegen.sass.isa.encoding import Words
 from codegen.sass.isa.opcodes import (
+    ACQBULK,
     BAR,
     BRA,
     BREAK,
@@ -45,7 +46,7 @@ from codegen.sass.skeleton.epilogue_code import AccumulatorMoves, Biases, Epilog
 from codegen.sass.skeleton.marker_ptx import MarkerPtx
 from codegen.sass.skeleton.operand_ring import OperandRing
 from codegen.sass.skeleton.output_stores import accesses_of
-from codegen.sass.skeleton.register_copies import check_held, loads_of
+from codegen.sass.skeleton.register_copies import WEAK, check_held, loads_of
 
 CONTROL = (EXIT, BRA, BSSY, BSYNC, BREAK, WARPSYNC)
 """The control instructions that a K group may have."""
@@ -113,6 +114,12 @@ class Skeleton:
     @property
     def architecture(self) -> Architecture:
         return architecture_of(self.file.capability)
+
+    @property
+    def copy_order(self) -> int:
+        """Memory order of the loads of copies: that of read-only data, unless their data may be written meanwhile."""
+        waits = (encoding.OPCODE.get(self.words) == ACQBULK).any()
+        return WEAK if waits else self.architecture.loads.read_only
 
     @property
     def registers(self) -> int:

@@ -6,6 +6,8 @@ assembler makes them ordinary loads again (`scoreboards.restore_copies`).
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,12 +19,13 @@ from codegen.sass.isa.operands import operands
 
 ORDER = Field(78, 3)
 """Memory order of a load."""
-VOLATILE = 5
+WEAK, VOLATILE = 0, 5
+_LOAD = re.compile(r"\bld\.global\.(?:nc\.)?")
 
 
 def held_in_place(line: str) -> str:
     """A line of a template with its loads from global memory volatile: ptxas leaves them in place."""
-    return line.replace("ld.global.nc.", "ld.volatile.global.")
+    return _LOAD.sub("ld.volatile.global.", line)
 
 
 def loads_of(words: Words, opcodes: NDArray[np.int64], within: slice) -> NDArray[np.int64]:
