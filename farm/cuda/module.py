@@ -12,6 +12,7 @@ from codegen.errors import DeviceError
 from codegen.ir.launch import MOST_IMAGES, Launch
 from farm.cuda.code_address import VARIABLE, with_address
 from farm.cuda.driver import call
+from farm.cuda.even_blocks import even_bytes_of
 
 SLOT_BYTES = 8
 """Size of a kernel argument."""
@@ -169,7 +170,9 @@ class LoadedPart:
         self.module, self.code = _loaded(image)
         """`code` is None for PTX, and if the driver does not report the address."""
         self._function = self.module.function(how.kernel)
-        allow_shared(self._function, how.shared_bytes)
+        self._bytes_of_one = even_bytes_of(self._function, how) if how.waits else how.shared_bytes
+        """Shared memory of a block in a launch for one image."""
+        allow_shared(self._function, self._bytes_of_one)
         self._last_grid = 0, how.grid_at(0)
         """Number of images and grid of the last call, because the next call usually has as many images."""
 
@@ -180,7 +183,8 @@ class LoadedPart:
         if images != values["images"]:
             images, grid = self._last_grid = values["images"], how.grid_at(values["images"])
         numbers = [values[name] for name in how.arguments]
-        launch_numbers(self._function, grid, how.block, how.shared_bytes, numbers, stream, overlapping=how.waits)
+        shared_bytes = self._bytes_of_one if images == 1 else how.shared_bytes
+        launch_numbers(self._function, grid, how.block, shared_bytes, numbers, stream, overlapping=how.waits)
 
 
 def _loaded(image: bytes) -> tuple[Module, CodeRange | None]:

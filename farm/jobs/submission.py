@@ -18,6 +18,7 @@ from codegen.keys import digest_fields
 from codegen.sass.value_patch import mask_digest
 from codegen.selection.choose import choose_parts, divisible
 from codegen.selection.code_size import fits_one_cubin
+from codegen.selection.early_start import with_early_start
 from farm.errors import NothingToCompileError, UsageError
 from farm.jobs.dense_choice import LayerTimes, chooses, left_dense, times_of, whole_left_dense
 from farm.jobs.dense_choice import skipped as skipped_dense
@@ -144,7 +145,8 @@ def _divided(
     for batch in options.batches:
         for tiling, choice in book.tilings(layer.spec, batch * layer.likely_rows, nonzeros, options):
             fast = tiling if is_direct(layer.spec, tiling, choice.arch) else divisible(layer.spec, tiling, nonzeros)
-            chosen.append((batch, fast, choice if fast == tiling else replace(choice, measured=())))
+            begun = with_early_start(layer.spec, fast, batch * layer.likely_rows, options.device(choice.arch))
+            chosen.append((batch, begun, choice if fast == tiling else replace(choice, measured=())))
     count, mask = layer.weights.nonzeros, mask_digest(layer.spec, layer.weights)
     times = tuple(times_of(layer, count, chosen, options)) if chooses(options) else ()
     if left := left_dense(layer, count, times, options):

@@ -98,4 +98,4 @@ def _kernel_line(layer: int, file: int, code: Cubin) -> str:
     arguments = "".join(LETTERS[name] for name in launch.arguments)
     steps = f"{launch.output_step or 0} {launch.input_step or 0}"
     head = f"kernel {layer} {code.arch} {file} {code.most_rows} {launch.kernel} {grid_text(launch.grid)} {block}"
-    return f"{head} {launch.shared_bytes} {steps} {arguments}"
+    return f"{head} {launch.shared_bytes} {int(launch.waits)} {steps} {arguments}"

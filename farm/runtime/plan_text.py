@@ -2,10 +2,10 @@
 
 C reads it too (`farm/runtime/c/plan.c`, with the same rules). In this order:
 
-    farm-plan 3
+    farm-plan 4
     file BYTES SHA256 PATH
     layer INPUT_BYTES OUTPUT_BYTES HAS_RESIDUAL GATE_BYTES NAME
-    kernel LAYER ARCH FILE MOST_ROWS ENTRY GRID BLOCK SHARED_BYTES OUTPUT_STEP INPUT_STEP LETTERS
+    kernel LAYER ARCH FILE MOST_ROWS ENTRY GRID BLOCK SHARED_BYTES WAITS OUTPUT_STEP INPUT_STEP LETTERS
     refused REASON                                     instead of all but the last of the following lines
     images IMAGES                                      0 for any number
     constants BYTES
@@ -354,6 +354,7 @@ class _Reader:
         if prod(line.number(1, MOST_THREADS) for _ in range(3)) > MOST_THREADS:
             raise ValueError("too many threads")
         line.number(0, MOST_SHARED_BYTES)
+        line.number(0, 1)
         steps = line.number(0, MOST_INT), line.number(0, MOST_INT)
         letters = line.word()
         wanted = {"i", "o", *("r" if layer.has_residual else ""), *("g" if layer.gate_bytes else "")}

@@ -75,11 +75,13 @@ class Played:
         arch: int = 90,
         fail: str = "",
         recorded: bool = False,
+        cluster: int = 0,
     ) -> str:
         """The error of the runtime; empty if there was none."""
         (self._folder / "log").write_text("")
         np.zeros(1 << 21, np.float32).tofile(self._folder / "x")
         played = {"STUB_LOG": str(self._folder / "log"), "STUB_ARCH": str(arch), "STUB_FAIL": fail}
+        played["STUB_CLUSTER"] = str(cluster)
         if recorded:
             played["STUB_RECORDED"] = "1"
         environment = {**os.environ, **played, "LD_LIBRARY_PATH": str(self._driver), "PYTHONPATH": str(ROOT)}

@@ -2,8 +2,8 @@
  *
  * Code is `fake NAME LETTERS` (i, o, r, g are pointers, n and s numbers), or PTX, of whose entries the parameters are read.
  * Of an ELF file the arguments are not written down. The environment says the file (STUB_LOG), the architecture
- * (STUB_ARCH, as in 90), which call fails (STUB_FAIL) and whether streams are recorded (STUB_RECORDED). A graph is a
- * number, which its recording and its launches write down.
+ * (STUB_ARCH, as in 90), which call fails (STUB_FAIL), whether streams are recorded (STUB_RECORDED) and the blocks of a
+ * cluster of each kernel (STUB_CLUSTER). A graph is a number, which its recording and its launches write down.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -48,8 +48,15 @@ int cuDeviceGetName(char *name, int size, int device) { (void)device; snprintf(n
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     int arch = atoi(getenv("STUB_ARCH"));
     (void)device;
-    /* The compute capability's two numbers, multiprocessors, bytes of the L2 cache. */
-    *value = attribute == 75 ? arch / 10 : attribute == 76 ? arch % 10 : attribute == 16 ? 132 : 60000000;
+    switch (attribute) {
+        case 75: *value = arch / 10; break; /* the compute capability */
+        case 76: *value = arch % 10; break;
+        case 16: *value = 132; break; /* multiprocessors */
+        case 81: *value = 233472; break; /* shared memory of a multiprocessor, most of a block, reserved for each */
+        case 97: *value = 232448; break;
+        case 111: *value = 1024; break;
+        default: *value = 60000000; /* the L2 cache */
+    }
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &handles; return 0; }
@@ -175,6 +182,13 @@ static void read_parameters(function *found, const char *entry) {
     found->letters[count] = 0;
 }
 
+/* The shape of a cluster. */
+int cuFuncGetAttribute(int *value, int attribute, function *of) {
+    const char *size = getenv("STUB_CLUSTER");
+    (void)of;
+    *value = size && attribute == 13 ? atoi(size) : 0;
+    return 0;
+}
 int cuFuncSetAttribute(function *of, int attribute, int value) {
     (void)of;
     say("attribute %llu %llu\n", (unsigned long long)attribute, (unsigned long long)value);
@@ -203,20 +217,44 @@ int cuModuleGetFunction(function **found, module *loaded, const char *name) {
     return 0;
 }
 
-int cuLaunchKernel(
-    function *launched, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-    unsigned shared_bytes, void *stream, void **arguments, void **extra) {
+static void say_launch(
+    const char *early, function *launched, const unsigned *sizes, void *stream, void **arguments) {
     FILE *log = log_file();
     size_t i;
-    (void)extra;
-    fprintf(
-        log, "launch %s %u %u %u %u %u %u %u %llu", launched->name, gx, gy, gz, bx, by, bz, shared_bytes,
-        (unsigned long long)(uintptr_t)stream);
+    fprintf(log, "launch %s%s", launched->name, early);
+    for (i = 0; i < 7; i++) fprintf(log, " %u", sizes[i]);
+    fprintf(log, " %llu", (unsigned long long)(uintptr_t)stream);
     for (i = 0; launched->letters[i]; i++) {
         if (strchr("iorg", launched->letters[i])) fprintf(log, " p%llx", *(unsigned long long *)arguments[i]);
         else if (launched->letters[i] == 'f') fprintf(log, " f%08x", *(unsigned *)arguments[i]);
         else fprintf(log, " d%d", *(int *)arguments[i]);
     }
     fprintf(log, "\n");
+}
+
+int cuLaunchKernel(
+    function *launched, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+    unsigned shared_bytes, void *stream, void **arguments, void **extra) {
+    unsigned sizes[7] = {gx, gy, gz, bx, by, bz, shared_bytes};
+    (void)extra;
+    say_launch("", launched, sizes, stream, arguments);
     return fails("cuLaunchKernel");
+}
+
+/* CUlaunchConfig and CUlaunchAttribute, with the one attribute that the runtimes set. */
+typedef struct {
+    int id, pad, value[16];
+} attribute;
+typedef struct {
+    unsigned sizes[7];
+    void *stream;
+    attribute *attributes;
+    unsigned count;
+} configuration;
+
+int cuLaunchKernelEx(const configuration *how, function *launched, void **arguments, void **extra) {
+    (void)extra;
+    if (how->count != 1 || how->attributes->id != 6 || how->attributes->value[0] != 1) return 1;
+    say_launch("+early", launched, how->sizes, how->stream, arguments);
+    return fails("cuLaunchKernelEx");
 }

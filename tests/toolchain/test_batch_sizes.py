@@ -67,27 +67,27 @@ def test_commands_say_the_batch_sizes(
     farm_of_commands: Farm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = branched_network(tmp_path)
-    arguments = [str(path), "--arch", "sm_90", "--batch", "64,1,8", "--leave-dense", "never"]
+    arguments = [str(path), "--arch", "sm_90", "--batch", "64,2,8", "--leave-dense", "never"]
     assert run(["plan", *arguments]) == 0
     said = capsys.readouterr().out
-    assert "us at batch 1, " in said
+    assert "us at batch 2, " in said
     assert "the same layers dense in PyTorch at batch 8: " in said
     assert run(["compile", *arguments, "-o", str(tmp_path / "out")]) == 0
     capsys.readouterr()
     [job] = farm_of_commands.jobs()
     assert run(["inspect", job.id]) == 0
     shown = capsys.readouterr().out
-    assert "batch 1,8,64, rolled templates" in shown
-    assert "sm_90 batch 1,8 " in shown
+    assert "batch 2,8,64, rolled templates" in shown
+    assert "sm_90 batch 2,8 " in shown
     assert run(["bundle", "show", str(tmp_path / "out")]) == 0
-    assert "batch 1,8,64" in capsys.readouterr().out
+    assert "batch 2,8,64" in capsys.readouterr().out
     assert run(["verify", job.id]) == 0
     verified = capsys.readouterr().out
     assert verified.count("PASS") == 6
     assert "64" in {line.split()[2] for line in verified.splitlines() if line.split()[1:2] == ["90"]}
     assert run(["inspect", job.id, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["batches"] == [1, 8, 64]
+    assert document["batches"] == [2, 8, 64]
 
 
 @pytest.mark.parametrize(("images", "refused"), [("1", True), ("N", False)])

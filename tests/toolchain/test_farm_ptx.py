@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import run
+from codegen.target.device_model import typical_device
 from codegen.toolchain.ptxas import assemble
 from farm.api import Farm
 from farm.bundle import ptx
@@ -51,6 +52,15 @@ def test_the_newest_ptx_is_in_the_bundle_and_becomes_code_for_a_later_gpu(
         assert later.arch == "compute_80"
         cubin = assemble(bundle.cubin(later), "sm_120", farm.toolchain)
         assert cubin.data[:4] == b"\x7fELF"
+
+
+def test_ptx_asks_for_no_more_shared_memory_than_a_block_of_any_later_gpu_may_have(farm: Farm, tmp_path: Path) -> None:
+    [job] = farm.compile([NET], BuildOptions(("sm_90",), batches=(1,)))
+    farm.fetch(job.id, tmp_path / "out", ptx=True)
+    most = typical_device("sm_120").multiprocessor.block_shared_bytes
+    for layer in Bundle(tmp_path / "out").layers.values():
+        [later] = layer.cubins_for("sm_120")
+        assert later.launch.shared_bytes <= most
 
 
 def test_without_being_asked_for_there_is_none(farm: Farm, job: Job, tmp_path: Path) -> None:

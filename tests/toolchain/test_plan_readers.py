@@ -126,9 +126,10 @@ def edited(lines: list[str], start: str, place: int, word: str) -> bytes:
         ("kernel", 6, "0", "a number out of range"),
         ("kernel", 12, "1025", "a number out of range"),
         ("kernel", 15, "4294967296", "a number out of range"),
-        ("kernel", 16, "7", "a step that is not the layer's"),
-        ("kernel", 18, "on", "other arguments than the layer's"),
-        ("kernel", 18, "iir", "other arguments than the layer's"),
+        ("kernel", 16, "2", "a number out of range"),
+        ("kernel", 17, "7", "a step that is not the layer's"),
+        ("kernel", 19, "on", "other arguments than the layer's"),
+        ("kernel", 19, "iir", "other arguments than the layer's"),
         ("images", 1, "-1", "an invalid number"),
         ("images", 1, "2147483648", "a number out of range"),
         ("images", 1, "0 0", "too many words"),
@@ -218,8 +219,8 @@ def test_a_plan_without_its_end_or_with_a_flipped_bit_is_refused_in_python_and_c
     flipped[text.index(b" ions") - 1] ^= 1
     for read in (read_in_python, read_in_c):
         assert read(bytes(flipped)).startswith("network.plan is damaged: its digest differs from the one in it")
-    assert "another version" in read_in_python(text.replace(b"farm-plan 3", b"farm-plan 2"))
-    assert "another version" in read_in_c(text.replace(b"farm-plan 3", b"farm-plan 2"))
+    assert "another version" in read_in_python(text.replace(b"farm-plan 4", b"farm-plan 3"))
+    assert "another version" in read_in_c(text.replace(b"farm-plan 4", b"farm-plan 3"))
 
 
 def mutant(rng: random.Random, lines: list[str]) -> bytes:

@@ -7,6 +7,7 @@ import shutil
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from codegen.ir.launch import MOST_IMAGES, NUMBERS
 from codegen.model_zoo import lenet5, write_network
 from farm.bundle.reader import Bundle
 from farm.bundle.row_groups import group_for, row_groups
+from farm.cuda.even_blocks import SharedMemory, even_bytes
 from farm.runtime.plan import Argument, KernelStep, Place, Rows
 from farm.runtime.plan_text import plan_of, with_end
 from tests.toolchain.played_bundle import played_bundle
@@ -37,14 +39,18 @@ def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return played_bundle(folder / "lenet", folder / "net.onnx", apart)
 
 
-def wanted(folder: Path, arch: str, images: int) -> list[Launched]:
+STUB = SharedMemory(132, 233472, 232448, 1024)
+"""The GPU of stub_libcuda.c."""
+
+
+def wanted(folder: Path, arch: str, images: int, cluster: int = 1) -> list[Launched]:
     """By the manifest, and for what is beside the layers by the plan."""
     layers = {layer["name"]: layer for layer in json.loads((folder / "manifest.json").read_text())["layers"]}
-    return by_first_sight(_wanted(folder, layers, arch, images))
+    return by_first_sight(_wanted(folder, layers, arch, images, cluster))
 
 
 def _wanted(
-    folder: Path, layers: dict[str, Any], arch: str, images: int
+    folder: Path, layers: dict[str, Any], arch: str, images: int, cluster: int
 ) -> Iterator[tuple[str, Iterable[int], Sequence[str]]]:
     for step in plan_of(Bundle(folder)).steps:
         rows = step.rows * images
@@ -66,7 +72,11 @@ def _wanted(
                     f"d{each['contiguous']}" if "contiguous" in each else given[each["name"]]
                     for each in launch["arguments"]
                 ]
-                yield launch["kernel"], [*grid, *launch["block"], launch["shared_bytes"]], arguments
+                name, needed = launch["kernel"], launch["shared_bytes"]
+                if launch.get("waits"):
+                    name += "+early"
+                    needed = even_bytes(needed, prod(grid), cluster, STUB) if rows == 1 else needed
+                yield name, [*grid, *launch["block"], needed], arguments
 
 
 def _written(argument: Argument, rows: int) -> str:
@@ -112,15 +122,42 @@ def test_a_network_for_several_batch_sizes_is_launched_as_the_manifest_says(
 
 def test_c_chooses_kernels_by_the_number_of_images_as_python_does(played: Played, lenet_of_batches: Path) -> None:
     layers = [row_groups(each.cubins_for("sm_90")) for each in Bundle(lenet_of_batches).layers.values()]
-    assert [len(groups) for groups in layers] == [3, 3, 3, 1]
+    assert [len(groups) for groups in layers] == [3, 3, 3, 2]
     names = {each.launch.kernel for groups in layers for group in groups for each in group}
     for images in range(1, 201):
         assert played.run("c", lenet_of_batches, images) == ""
         launches = [
             (each.launch, each.launch.grid_at(images)) for groups in layers for each in group_for(groups, images)
         ]
-        said = [each.sizes for each in played.launches() if each.kernel in names]
-        assert said == [(*grid, *launch.block, launch.shared_bytes) for launch, grid in launches]
+        said = [each.sizes[:6] for each in played.launches() if each.kernel.removesuffix("+early") in names]
+        assert said == [(*grid, *launch.block) for launch, grid in launches]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+def test_blocks_of_early_kernels_ask_for_shared_memory_that_keeps_them_apart(
+    played: Played, lenet_of_batches: Path, language: str, cluster: int
+) -> None:
+    assert played.run(language, lenet_of_batches, 1, cluster=cluster) == ""
+    assert played.launches() == wanted(lenet_of_batches, "sm_90", 1, cluster)
+    early = [each for each in played.launches() if each.kernel.endswith("+early")]
+    assert len(early) == 4
+    asked = {line[2] for line in played.lines() if line[:2] == ["attribute", "8"]}
+    assert {str(each.sizes[6]) for each in early} == asked
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_with_several_images_early_kernels_ask_for_what_they_need(
+    played: Played, tmp_path: Path, language: str
+) -> None:
+    write_network(tmp_path / "net.onnx", lenet5(0.9, 0))
+    folder = played_bundle(tmp_path / "lenet", tmp_path / "net.onnx", batches=(1,))
+    assert played.run(language, folder, 2) == ""
+    early = {each.kernel.removesuffix("+early"): each.sizes[6] for each in played.launches() if "+early" in each.kernel}
+    layers = json.loads((folder / "manifest.json").read_text())["layers"]
+    launches = [launch for layer in layers for launch in layer["launches"] if launch.get("waits")]
+    assert len(early) == len({launch["kernel"] for launch in launches})
+    assert set(early.values()) <= {launch["shared_bytes"] for launch in launches}
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

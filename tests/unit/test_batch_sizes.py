@@ -70,7 +70,7 @@ def test_each_batch_size_has_the_tilings_of_a_job_for_it_alone_and_equal_ones_ar
         for arch in ARCHS:
             assert served(together, OPTIONS, arch, batch) == served(alone.builds, alone.options, arch, batch)
     of_fc2 = [(each.choices[0].arch, each.choices[0].batches) for each in together if each.layer == "fc2"]
-    assert of_fc2 == [("sm_80", (1, 8)), ("sm_80", (64,)), ("sm_90", ())]
+    assert of_fc2 == [("sm_80", (1, 8)), ("sm_80", (64,)), ("sm_90", (1,)), ("sm_90", (8, 64))]
 
 
 def test_a_tiling_that_is_best_again_at_a_larger_batch_size_is_a_build_of_its_own(
@@ -79,8 +79,8 @@ def test_a_tiling_that_is_best_again_at_a_larger_batch_size_is_a_build_of_its_ow
     other = choose_tiling(layer().spec, 8, layer().weights.nonzeros_per_output)
     first = replace(other, stages=other.stages % 3 + 2)
     monkeypatch.setattr("farm.tuning.book.choose_tiling", lambda _, batch, *__, **___: other if batch == 8 else first)
-    builds = submitted(checkpoint(layer()), BuildOptions(("sm_90",), BATCHES)).builds
-    assert [(each.tiling, each.choices[0].batches) for each in builds] == [(first, (1,)), (other, (8,)), (first, (64,))]
+    builds = submitted(checkpoint(layer()), BuildOptions(("sm_90",), (2, 8, 64))).builds
+    assert [(each.tiling, each.choices[0].batches) for each in builds] == [(first, (2,)), (other, (8,)), (first, (64,))]
     assert builds[1].cubin_name("sm_90", 0) == "conv1 sm_90 batch 8"
 
 

@@ -19,7 +19,10 @@
 #define BUFFER_ALIGNMENT 256 /* of each buffer in the workspace */
 #define MOST_LAUNCHES (1 << 20) /* of a network */
 #define MOST_PARAMETER_BYTES 32768 /* of a kernel, by the driver */
+#define EARLY 6 /* CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION */
 #define MOST_SHARED 8 /* CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES */
+#define CLUSTER_WIDTH 11 /* CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH; _HEIGHT and _DEPTH follow */
+#define SHARED_UNIT 128 /* shared memory is given in multiples of this */
 
 /* Constants of farm/cuda/prefetch.py, which explains them. */
 #define WARP 32
@@ -92,6 +95,7 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleUnload(CUmodule module);
 CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *bytes, CUmodule module, const char *name);
 CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function);
 CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value);
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes);
 CUresult cuMemFree_v2(CUdeviceptr address);
@@ -108,6 +112,21 @@ CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuLaunchKernel(
     CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
     unsigned block_z, unsigned shared_bytes, CUstream stream, void **arguments, void **extra);
+typedef struct {
+    int id;
+    char pad[4];
+    union {
+        char pad[64];
+        int programmaticStreamSerializationAllowed;
+    } value;
+} CUlaunchAttribute;
+typedef struct {
+    unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    CUlaunchAttribute *attrs;
+    unsigned numAttrs;
+} CUlaunchConfig;
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra);
 #endif
 
 /* A kernel of the plan for this GPU, loaded. */
@@ -118,7 +137,13 @@ typedef struct {
     size_t code_bytes;
     CUmodule module;
     CUfunction function;
+    unsigned bytes_of_one; /* shared memory of a block in a launch for one image */
 } kernel;
+
+/* Shared memory of the GPU. */
+typedef struct {
+    int multiprocessors, bytes /* of a multiprocessor */, block_bytes /* most of a block */, reserved_bytes /* of a block */;
+} shared_memory;
 
 /* Kernels of a layer that together compute it. */
 typedef struct {
@@ -275,7 +300,32 @@ static int load_module(kernel *each, const char *image, size_t bytes) {
     return driver(load_image(&each->module, image), "cuModuleLoadData");
 }
 
-static int load_kernel(const farm_members *members, const farm_plan *plan, kernel *each) {
+static unsigned blocks(farm_grid_size size, int64_t rows) {
+    return (unsigned)(size.fixed * (size.images ? (rows + size.images - 1) / size.images : 1));
+}
+
+/* Finds the shared memory that a kernel asks for when it is launched for one image. A kernel that waits begins early: its
+ * blocks ask for so much that they lie evenly on the multiprocessors, as farm/cuda/even_blocks.py explains. */
+static int find_bytes_of_one(kernel *each, shared_memory gpu) {
+    const farm_grid_size *grid = each->plan.grid;
+    int i, size, cluster = 1, usable, most;
+    int64_t share;
+    each->bytes_of_one = each->plan.shared_bytes;
+    if (!each->plan.waits) return 0;
+    for (i = 0; i < 3; i++) {
+        DRIVER(cuFuncGetAttribute(&size, CLUSTER_WIDTH + i, each->function));
+        cluster *= size > 1 ? size : 1;
+    }
+    usable = cluster <= 2 ? gpu.multiprocessors : gpu.multiprocessors * 10 / 11 / cluster * cluster;
+    usable = usable > 1 ? usable : 1;
+    share = ((int64_t)blocks(grid[0], 1) * blocks(grid[1], 1) * blocks(grid[2], 1) + usable - 1) / usable;
+    most = (int)(gpu.bytes / share) - gpu.reserved_bytes;
+    most = (most < gpu.block_bytes ? most : gpu.block_bytes) / SHARED_UNIT * SHARED_UNIT;
+    if (most > (int)each->bytes_of_one) each->bytes_of_one = (unsigned)most;
+    return 0;
+}
+
+static int load_kernel(const farm_members *members, const farm_plan *plan, shared_memory gpu, kernel *each) {
     const farm_file *file = &plan->files[each->plan.file];
     char *image;
     int failed;
@@ -285,8 +335,9 @@ static int load_kernel(const farm_members *members, const farm_plan *plan, kerne
     free(image);
     TRY(failed);
     DRIVER(cuModuleGetFunction(&each->function, each->module, each->plan.entry));
-    if (each->plan.shared_bytes > GIVEN_SHARED_BYTES)
-        DRIVER(cuFuncSetAttribute(each->function, MOST_SHARED, (int)each->plan.shared_bytes));
+    TRY(find_bytes_of_one(each, gpu));
+    if (each->bytes_of_one > GIVEN_SHARED_BYTES)
+        DRIVER(cuFuncSetAttribute(each->function, MOST_SHARED, (int)each->bytes_of_one));
     return 0;
 }
 
@@ -304,7 +355,14 @@ static int load_fetcher(farm_bundle *bundle) {
 
 static int load_kernels(farm_bundle *bundle, const farm_members *members) {
     int i, layer, most_parts = 1;
-    for (i = 0; i < bundle->kernel_count; i++) TRY(load_kernel(members, &bundle->plan, &bundle->kernels[i]));
+    CUdevice device;
+    shared_memory gpu;
+    DRIVER(cuCtxGetDevice(&device));
+    DRIVER(cuDeviceGetAttribute(&gpu.multiprocessors, 16, device));
+    DRIVER(cuDeviceGetAttribute(&gpu.bytes, 81, device));
+    DRIVER(cuDeviceGetAttribute(&gpu.block_bytes, 97, device));
+    DRIVER(cuDeviceGetAttribute(&gpu.reserved_bytes, 111, device));
+    for (i = 0; i < bundle->kernel_count; i++) TRY(load_kernel(members, &bundle->plan, gpu, &bundle->kernels[i]));
     TRY(load_fetcher(bundle));
     for (layer = 0; layer < bundle->plan.layer_count; layer++) {
         int parts = 0;
@@ -521,20 +579,23 @@ const farm_port *farm_output(const farm_bundle *bundle, int number) {
     return number >= 0 && number < bundle->plan.output_count ? &bundle->plan.outputs[number] : NULL;
 }
 
-static unsigned blocks(farm_grid_size size, int64_t rows) {
-    return (unsigned)(size.fixed * (size.images ? (rows + size.images - 1) / size.images : 1));
-}
-
-/* Launches a kernel with some arguments, and zeros behind them. */
+/* Launches a kernel with some arguments, and zeros behind them. One that waits itself begins before the kernel ahead of it
+ * has ended. */
 static int launch_kernel(
     farm_bundle *bundle, CUfunction function, const farm_grid_size grid[3], int64_t rows, const unsigned block[3],
-    unsigned shared_bytes, CUstream stream, const value *values, int count) {
+    unsigned shared_bytes, int waits, CUstream stream, const value *values, int count) {
+    unsigned x = blocks(grid[0], rows), y = blocks(grid[1], rows), z = blocks(grid[2], rows);
     memset(bundle->values, 0, MOST_ARGUMENTS * sizeof *values);
     memcpy(bundle->values, values, (size_t)count * sizeof *values);
+    if (waits) {
+        CUlaunchAttribute early = {EARLY, {0}, {{0}}};
+        CUlaunchConfig how = {x, y, z, block[0], block[1], block[2], shared_bytes, stream, &early, 1};
+        early.value.programmaticStreamSerializationAllowed = 1;
+        return driver(cuLaunchKernelEx(&how, function, bundle->pointers, NULL), "cuLaunchKernelEx");
+    }
     return driver(
         cuLaunchKernel(
-            function, blocks(grid[0], rows), blocks(grid[1], rows), blocks(grid[2], rows), block[0], block[1], block[2],
-            shared_bytes, stream, bundle->pointers, NULL),
+            function, x, y, z, block[0], block[1], block[2], shared_bytes, stream, bundle->pointers, NULL),
         "cuLaunchKernel");
 }
 
@@ -552,7 +613,8 @@ static int launch_part(farm_bundle *bundle, const kernel *loaded, int64_t rows, 
             default: values[i].number = (int32_t)rows; break;
         }
     return launch_kernel(
-        bundle, loaded->function, each->grid, rows, each->block, each->shared_bytes, stream, values, i);
+        bundle, loaded->function, each->grid, rows, each->block, rows == 1 ? loaded->bytes_of_one : each->shared_bytes,
+        each->waits, stream, values, i);
 }
 
 /* The prefetch plan: which layer's code is fetched into the L2 cache beside which step, for a number of images. The rules
@@ -789,7 +851,7 @@ static int run_step(
     }
     block[0] = each->threads;
     return launch_kernel(
-        bundle, bundle->steps[number].function, each->grid, rows, block, 0, stream, values, each->count);
+        bundle, bundle->steps[number].function, each->grid, rows, block, 0, 0, stream, values, each->count);
 }
 
 int farm_run_in(

@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-static const char version[] = "farm-plan 3\n";
+static const char version[] = "farm-plan 4\n";
 static const int64_t most_blocks[3] = {INT_MAX, 65535, 65535};
 
 /* The words of one line. */
@@ -254,6 +254,7 @@ static int read_kernel(line *at) {
     if (kernel->block[0] * kernel->block[1] * kernel->block[2] > MOST_THREADS) return wrong(at, "too many threads");
     TRY(small(at, 0, MOST_SHARED_BYTES, &i));
     kernel->shared_bytes = (unsigned)i;
+    TRY(small(at, 0, 1, &kernel->waits));
     TRY(small(at, 0, INT_MAX, &kernel->output_step));
     TRY(small(at, 0, INT_MAX, &kernel->input_step));
     TRY(word(at, &letters));

@@ -43,6 +43,7 @@ typedef struct {
     const char *arguments; /* letters: i input, o output, r residual, g gate, n images, s output step, t input step */
     farm_grid_size grid[3];
     unsigned block[3], shared_bytes;
+    int waits; /* whether it itself waits for the kernel before it, so that it may begin before that has ended */
     int output_step, input_step;
 } farm_kernel;
 
