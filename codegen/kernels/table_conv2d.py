@@ -47,7 +47,7 @@ ALIGNED_WORDS = 32
 """Alignment of the parts of a table: 128 bytes."""
 MOST_THREADS = 1024
 MOST_SLICES = 8
-ROWS = (1, 2, 4, 7)
+ROWS = (1, 2, 4, 7, 8)
 LANES = (8, 16, 32, 64)
 CLUSTERS = (1, 2, 4, 8)
 BLOCKS = (132, 264)
@@ -74,7 +74,10 @@ def refusal(_layer: LoweredConvolution, tiling: Tiling) -> str:
 
 @dataclass(frozen=True)
 class Tile:
-    """The positions of a block, and a chunk of its input in shared memory: [channels][row][column], with pads."""
+    """The positions of a block, and a chunk of its input in shared memory: [channels][row][column], with pads.
+
+    A word of shared memory is an element, two neighbouring ones, or those of two positions of a thread.
+    """
 
     rows: int
     columns: int
@@ -88,6 +91,8 @@ class Tile:
     """Threads of an output channel, of which there may be more than positions."""
     slices: int
     """Slices of the weights of an output channel, each with lanes of its own."""
+    paired: int
+    """Positions of a thread in a word: 2 of 16-bit types if a thread has an even number, half of them apart."""
 
     @property
     def plane(self) -> int:
@@ -101,7 +106,7 @@ def tile_of(layer: AnyTiled) -> Tile:
     row_y, row_x = (0, tiling.tile_width) if geometry.is_pointwise else (tiling.tile_height, 0)
     rows = tiling.tile_height if geometry.is_pointwise else tiling.tile_height * tiling.rows
     columns = tiling.tile_width * tiling.rows if geometry.is_pointwise else tiling.tile_width
-    stride = geometry.tile_stride
+    stride, paired = geometry.tile_stride, _paired(layer)
     lanes = tiling.tile_width * tiling.tile_height
     lanes = next((each for each in (8, 16) if lanes <= each), -(-lanes // WARP) * WARP)
     slices = MOST_SLICES
@@ -112,11 +117,23 @@ def tile_of(layer: AnyTiled) -> Tile:
         columns,
         row_y,
         row_x,
-        (rows - 1) * stride[0] + (geometry.kernel_height - 1) * geometry.dilation[0] + 1,
-        (columns - 1) * stride[1] + (geometry.kernel_width - 1) * geometry.dilation[1] + 1,
+        (rows - tiling.rows // 2 * row_y * (paired - 1) - 1) * stride[0] + _reach(geometry, 0),
+        (columns - tiling.rows // 2 * row_x * (paired - 1) - 1) * stride[1] + _reach(geometry, 1),
         lanes,
         slices,
+        paired,
     )
+
+
+def _reach(geometry: Geometry, axis: int) -> int:
+    """Rows (0) or columns (1) of the input that a position reads from."""
+    size = (geometry.kernel_height, geometry.kernel_width)[axis]
+    return (size - 1) * geometry.dilation[axis] + 1
+
+
+def _paired(layer: AnyTiled) -> int:
+    packs = ELEMENT_BYTES[layer.spec.data_type] == 2 and not layer.pairing.whole_words
+    return 2 if packs and layer.tiling.rows % 2 == 0 else 1
 
 
 def threads_of(layer: AnyTiled) -> int:
@@ -234,6 +251,7 @@ def sources(layer: TiledConvolution) -> dict[str, str]:
         "TILE_WORDS": _tile_words(layer),
         "LANES": tile.lanes,
         "SLICES": tile.slices,
+        "PAIRED": tile.paired,
         "BUFFER_UNITS": BUFFER_UNITS,
         "BUFFER_WORDS": BUFFER_WORDS,
         "MOST_WORD": _most_word(layer),
@@ -247,14 +265,14 @@ def workload(layer: TiledConvolution) -> Workload:
     """The share of a stream in code that all streams run: it has no weights."""
     spec, tile = layer.spec, tile_of(layer)
     element = ELEMENT_BYTES[spec.data_type]
-    word = element * layer.pairing.neighbours
+    word = element * layer.pairing.neighbours * tile.paired
     return table_workload(
         streams=layer.streams.count,
         threads=threads_of(layer),
         sums=layer.tiling.rows * layer.pairing.neighbours,
         instructions=CODE_INSTRUCTIONS,
         tile_bytes=layer.streams.channels * tile.plane * word,
-        input_bytes=word * layer.geometry.image_elements,
+        input_bytes=element * layer.pairing.neighbours * layer.geometry.image_elements,
         output_bytes=element * spec.output_channels * spec.output_height * spec.output_width,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from codegen.ir.layer_spec import Conv2d, Swish
@@ -43,6 +44,25 @@ TABLE_CASES = {
     ),
     "table, float16, rows of a thread, more channels than are on their way at once": _Case(
         Conv2d(90, 14, 14, 5, 3, 3, padding=PAD, data_type="float16"), _Table(14, 2, 2, 4, 90, 1), batch=1
+    ),
+    "table, float16, four positions of a thread in two words, over a cluster": _Case(
+        replace(_SQUARE, epilogue=RESIDUAL, data_type="float16"), _Table(7, 2, 4, 4, 5, 1, cluster=2), batch=2
+    ),
+    "table, float16, 1x1, an odd map, two positions of a thread in a word": _Case(
+        Conv2d(24, 7, 7, 13, 1, 1, epilogue=RESIDUAL, data_type="float16"), _Table(13, 1, 2, 5, 24, 1)
+    ),
+    "table, bfloat16, strides, dilation, uneven padding, two positions of a thread in a word": _Case(
+        Conv2d(
+            *(12, 19, 21, 7, 3, 5),
+            stride=(2, 3),
+            padding=(1, 0, 2, 1),
+            dilation=(2, 1),
+            data_type="bfloat16",
+        ),
+        _Table(6, 3, 2, 4, 3, 1, cluster=2),
+    ),
+    "table, bfloat16, 1x1 with a stride, four positions of a thread in two words": _Case(
+        Conv2d(9, 13, 13, 8, 1, 1, stride=(2, 2), data_type="bfloat16"), _Table(7, 2, 4, 3, 9, 1), batch=3
     ),
     "table, bfloat16": _Case(BFLOATS, _Table(11, 4, 1, 4, 5, 1)),
     "table, kernels of many units": _Case(Conv2d(300, 4, 4, 2, 3, 3, padding=PAD), _Table(4, 4, 1, 1, 300, 1)),

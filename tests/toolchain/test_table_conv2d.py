@@ -19,8 +19,6 @@ from codegen.kernels.workload import BLOCK_SHARED_BYTES
 from codegen.model_zoo.pruning import random_weights
 from codegen.ptx.rewrite import rewrite
 from codegen.sass.cubin import CubinFile
-from codegen.sass.isa.encoding import OPCODE
-from codegen.sass.isa.opcodes import LDG
 from codegen.sass.qualification import assembler_for
 from codegen.selection.choose import misfit_of, ranked_tilings
 from codegen.toolchain.tools import find_toolchain
@@ -28,13 +26,11 @@ from tests.templates import shared_cubin, shared_template
 
 SPEC = Conv2d(24, 6, 8, 13, 1, 1, epilogue=(AddResidual(),))
 TILING = Tiling("table_conv2d", 24, 1, 1, 5, 24, 1)
-ACQBULK = 0x82E
-"""The opcode of `griddepcontrol.wait`."""
 DEEP = Conv2d(512, 7, 7, 2048, 1, 1)
 WIDE = Conv2d(10, 14, 14, 13, 3, 3, padding=(1, 1, 1, 1))
-
-
 WIDE_TILING = Tiling("table_conv2d", 14, 2, 1, 4, 3, 1)
+ODD = Conv2d(24, 7, 7, 13, 1, 1)
+ODD_TILING = Tiling("table_conv2d", 7, 1, 1, 5, 24, 1)
 
 
 def share(spec: Conv2d) -> NDArray[np.int64]:
@@ -42,9 +38,11 @@ def share(spec: Conv2d) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("data_type", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_the_table_has_each_weight_once_with_the_place_of_its_input(cluster: int, data_type: DataType) -> None:
-    tiling = replace(WIDE_TILING, cluster=cluster)
+@pytest.mark.parametrize(("cluster", "rows"), [(1, 1), (2, 1), (1, 2)])
+def test_the_table_has_each_weight_once_with_the_place_of_its_input(
+    cluster: int, rows: int, data_type: DataType
+) -> None:
+    tiling = replace(WIDE_TILING, cluster=cluster, rows=rows)
     layer = tiled(replace(WIDE, data_type=data_type), tiling)
     weights, tile, chunks = random_weights(WIDE, 0.7, seed=1), tile_of(layer), layer.streams.chunks * cluster
     words = table(layer, weights).view(np.uint32)
@@ -80,6 +78,35 @@ def test_two_neighbouring_columns_of_float16_are_copied_and_stored_as_one_word()
     assert "st.global.cs.b16" not in ptx
 
 
+@pytest.mark.parametrize("data_type", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("spec", "tiling"), [(WIDE, WIDE_TILING), (ODD, ODD_TILING)], ids=["3x3", "1x1"])
+def test_a_word_of_16_bits_has_two_positions_of_a_thread_that_has_an_even_number(
+    spec: Conv2d, tiling: Tiling, data_type: DataType
+) -> None:
+    def places(rows: int, data_type: DataType) -> int:
+        return tile_of(tiled(replace(spec, data_type=data_type), replace(tiling, rows=rows))).plane
+
+    for rows in (2, 4, 8):
+        assert places(rows, data_type) == places(rows // 2, "float32") < places(rows, "float32")
+    for rows in (1, 7):
+        assert places(rows, data_type) == places(rows, "float32")
+
+
+def test_words_of_two_neighbouring_columns_hold_one_position_of_a_thread() -> None:
+    even = replace(TILING, tile_width=8, rows=2)
+    assert tile_of(tiled(replace(SPEC, data_type="float16"), even)).paired == 1
+    assert tile_of(tiled(replace(SPEC, data_type="bfloat16"), even)).paired == 2
+
+
+@pytest.mark.parametrize(("data_type", "loads"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_the_inputs_of_a_weight_are_a_load_for_each_word_of_positions(data_type: DataType, loads: int) -> None:
+    tiling = Tiling("table_conv2d", 14, 4, 4, 13, 10, 1)  # one slice: no sums pass through shared memory
+    ptx = shared_template(replace(WIDE, data_type=data_type), tiling, "compute_90").ptx
+    products, inputs = (len(re.findall(opcode, ptx)) for opcode in (r"\bfma\.rn\.f32", r"\bld\.shared\.[fbu]32"))
+    assert products
+    assert inputs * 4 == products * loads
+
+
 def test_the_code_of_a_layer_is_the_same_for_all_weights() -> None:
     template = shared_template(SPEC, TILING, "compute_90")
     codes = {
@@ -89,37 +116,6 @@ def test_the_code_of_a_layer_is_the_same_for_all_weights() -> None:
         for seed in (1, 2)
     }
     assert len(codes) == 1
-
-
-def test_a_kernel_reads_nothing_but_its_table_before_it_waits() -> None:
-    ptx = rewrite(shared_template(SPEC, TILING, "compute_90"), random_weights(SPEC, 0.9)).ptx.decode()
-    before, _, after = ptx.partition("griddepcontrol.wait;")
-    assert "griddepcontrol.launch_dependents;" in before
-    assert "griddepcontrol" not in after
-    tensors = re.findall(r"^ld\.param\.u64\s+(%rd\d+),\s*\[\w+_param_[012]\];$", before, re.MULTILINE)
-    assert len(tensors) == 3
-    reached = set(tensors)
-    for line in before.splitlines():
-        names = re.findall(r"%rd\d+", line)
-        if names and names[0] not in reached and reached & set(names[1:]):
-            reached.add(names[0])
-    reads = [line for line in before.splitlines() if re.match(r"(?:\{ .*)?(?:@\w+ )?(?:ld\.global|cp\.async)", line)]
-    assert reads
-    assert not [line for line in reads if reached & set(re.findall(r"%rd\d+", line))]
-
-
-@pytest.mark.parametrize("data_type", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("spec", "tiling"), [(SPEC, TILING), (WIDE, WIDE_TILING)], ids=["residual", "wide"])
-def test_ptxas_moves_no_load_of_an_input_to_before_the_wait(spec: Conv2d, tiling: Tiling, data_type: DataType) -> None:
-    """ptxas may move `ld.global.nc`, whose data never changes while a kernel runs, before `griddepcontrol.wait`."""
-    spec = replace(spec, data_type=data_type)
-    ptx = rewrite(shared_template(spec, tiling, "compute_90"), random_weights(spec, 0.9)).ptx
-    opcodes = OPCODE.get(CubinFile.read(shared_cubin(ptx, "sm_90", find_toolchain())).words)
-    wait = np.flatnonzero(opcodes == ACQBULK)
-    loads = np.flatnonzero(opcodes == LDG)
-    assert len(wait) == 1
-    assert np.count_nonzero(loads < wait) <= ptx.partition(b"griddepcontrol.wait;")[0].count(b"ld.global.nc")
-    assert len(loads) > np.count_nonzero(loads < wait)
 
 
 def test_its_launch_says_that_it_waits_and_others_do_not() -> None:

@@ -10,7 +10,8 @@
 // memory in a fixed order. So do those of the blocks of a cluster, each of which has a share of the channels.
 //
 // Of 16-bit types all is added up in float32: elements are widened on their way to the tile. Where NEIGHBOURS is two, a
-// position is a word of two neighbouring columns, which stays packed in the tile, and a thread has two sums for it.
+// position is a word of two neighbouring columns, which stays packed in the tile, and a thread has two sums for it. Where
+// PAIRED is two, a word of the tile has the inputs of two of a thread's ROWS positions, half of them apart.
 //
 // The table: where the units of each output channel and chunk begin, the most units of any, the biases, then the units,
 // four weights each. A unit that is not full ends with weights of zero, whose inputs lie behind the tile and are zero.
@@ -27,6 +28,8 @@
 #include "widening.cuh"
 #endif
 
+#define ROW_WORDS (ROWS / PAIRED)
+
 #define COPIED_PLACES (PLANE / UNIT)
 #define CHANNELS_A_TURN (THREADS >= COPIED_PLACES ? THREADS / COPIED_PLACES : 1)
 #define SLOTS ((COPIED_PLACES + THREADS - 1) / THREADS)
@@ -34,11 +37,19 @@
 #define NEXT_PLACE (ROW_Y * TILE_STRIDE_Y * ROW_PLACES + ROW_X * TILE_STRIDE_X)
 #define STORED (GROUP_OUTPUTS / SHARES)
 #define OUTPUT_STEP (output_step >> (NEIGHBOURS - 1))
-// Elements of 16 bits of a thread on their way to the tile at once.
-#define AHEAD 16
+// Words of elements of 16 bits of a thread on their way to the tile at once.
+#define AHEAD (16 / PAIRED)
+// In the input, from an element of a word to the other one.
+#define OTHER_Y (ROW_WORDS * ROW_Y * TILE_STRIDE_Y * STEP_Y)
+#define OTHER_X (ROW_WORDS * ROW_X * TILE_STRIDE_X * STEP_X)
 
-#if NEIGHBOURS == 2
+#if PAIRED == 2
 typedef unsigned Place;
+__device__ __forceinline__ float half_of(unsigned word, int half) { return widened((Element)(word >> half * 16)); }
+#define SUM(h, r) sums[0][(h) * ROW_WORDS + (r)]
+#elif NEIGHBOURS == 2
+typedef unsigned Place;
+#define SUM(h, r) sums[h][r]
 __device__ __forceinline__ float half_of(unsigned word, int half) {
     float value;
     asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"((unsigned short)(word >> half * 16)));
@@ -46,7 +57,13 @@ __device__ __forceinline__ float half_of(unsigned word, int half) {
 }
 #else
 typedef float Place;
+#define SUM(h, r) sums[h][r]
 __device__ __forceinline__ float half_of(float value, int) { return value; }
+#endif
+#if !WHOLE_WORDS
+#define LOAD_ELEMENT(element, source, ok)                                                        \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b16 %0,0; @p ld.global.nc.b16 %0,[%1]; }" \
+                 : "=&h"(element) : "l"(source), "r"((int)(ok)));
 #endif
 
 __device__ __forceinline__ void copy_16(unsigned target, const void* source) {
@@ -65,23 +82,41 @@ __device__ __forceinline__ void copy_chunk(unsigned target, const Element* image
         const int bytes = present * 4 * UNIT;
         const int channel = SLOTS > 1 ? 0 : thread / COPIED_PLACES;
         const Element* source = image + (size_t)(first + channel) * CHANNEL_STEP + (present ? in_y * WIDTH + in_x : 0);
+#if PAIRED == 2
+        const int other_y = in_y + OTHER_Y, other_x = in_x + OTHER_X;
+        const bool other_present = (unsigned)other_y < HEIGHT && (unsigned)other_x < WIDTH;
+        const Element* other = image + (size_t)(first + channel) * CHANNEL_STEP + (other_present ? other_y * WIDTH + other_x : 0);
+#endif
         unsigned to = target + (channel * PLANE + place * UNIT) * 4;
         if (SLOTS > 1 ? place < COPIED_PLACES : channel < CHANNELS_A_TURN) {
 #if !WHOLE_WORDS
 #pragma unroll 1
             for (int c = channel; c < count; c += AHEAD * CHANNELS_A_TURN) {
-                Element held[AHEAD];
+                Element held[PAIRED][AHEAD];
+#pragma unroll
+                for (int i = 0; i < AHEAD; ++i) {
+                    const int step = i * (CHANNELS_A_TURN * CHANNEL_STEP);
+                    const bool in_chunk = c + i * CHANNELS_A_TURN < count;
+                    LOAD_ELEMENT(held[0][i], source + step, present && in_chunk)
+#if PAIRED == 2
+                    LOAD_ELEMENT(held[1][i], other + step, other_present && in_chunk)
+#endif
+                }
 #pragma unroll
                 for (int i = 0; i < AHEAD; ++i)
-                    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b16 %0,0; @p ld.global.nc.b16 %0,[%1]; }"
-                                 : "=&h"(held[i]) : "l"(source + i * (CHANNELS_A_TURN * CHANNEL_STEP)),
-                                 "r"((int)(present && c + i * CHANNELS_A_TURN < count)));
-#pragma unroll
-                for (int i = 0; i < AHEAD; ++i)
-                    if (c + i * CHANNELS_A_TURN < count)
-                        asm volatile("st.shared.f32 [%0],%1;" :: "r"(to + i * (CHANNELS_A_TURN * PLANE * 4)),
-                                     "f"(widened(held[i])) : "memory");
+                    if (c + i * CHANNELS_A_TURN < count) {
+                        const unsigned there = to + i * (CHANNELS_A_TURN * PLANE * 4);
+#if PAIRED == 2
+                        const unsigned word = held[0][i] | (unsigned)held[1][i] << 16;
+                        asm volatile("st.shared.b32 [%0],%1;" :: "r"(there), "r"(word) : "memory");
+#else
+                        asm volatile("st.shared.f32 [%0],%1;" :: "r"(there), "f"(widened(held[0][i])) : "memory");
+#endif
+                    }
                 source += AHEAD * CHANNELS_A_TURN * CHANNEL_STEP;
+#if PAIRED == 2
+                other += AHEAD * CHANNELS_A_TURN * CHANNEL_STEP;
+#endif
                 to += AHEAD * CHANNELS_A_TURN * PLANE * 4;
             }
 #else
@@ -142,8 +177,8 @@ typedef float Residual;
 #define MULTIPLY_ADD(r, place, bits)                                                                   \
     {                                                                                                  \
         const Place x = *(const Place*)(window + (place) + (r) * (NEXT_PLACE * 4));                    \
-        _Pragma("unroll") for (int h = 0; h < NEIGHBOURS; ++h)                                         \
-            sums[h][r] = fmaf(half_of(x, h), __uint_as_float(bits), sums[h][r]);                       \
+        _Pragma("unroll") for (int h = 0; h < NEIGHBOURS * PAIRED; ++h)                                \
+            SUM(h, r) = fmaf(half_of(x, h), __uint_as_float(bits), SUM(h, r));                         \
     }
 // Where output n lies in its image, and whether there is one.
 #define LOCATE(n)                                                                                              \
@@ -226,9 +261,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) MULTIPLY_ADD(r, pairs[j].y, pairs[j].x)
+                    for (int r = 0; r < ROW_WORDS; ++r) MULTIPLY_ADD(r, pairs[j].y, pairs[j].x)
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) MULTIPLY_ADD(r, pairs[j].w, pairs[j].z)
+                    for (int r = 0; r < ROW_WORDS; ++r) MULTIPLY_ADD(r, pairs[j].w, pairs[j].z)
                 }
             }
             unit += here;

@@ -22,6 +22,9 @@ TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
 """Fitted to 135 convolution kernels of one image: clocks of a warp's access to shared memory, clocks of a byte of
 the tile on its way there, and the wait for a wave of blocks, a launch or a cluster."""
 
+PAIRED_ACCESS = 1.45
+"""Clocks of an access to a word of two positions, whose halves are widened, over those of a word of one: 26 times."""
+
 
 def table_linear_microseconds(planned: PlannedLaunch) -> float:
     """The time of one launch of table_linear: the table comes once from DRAM, for blocks of further rows from L2."""
@@ -38,7 +41,7 @@ def table_linear_microseconds(planned: PlannedLaunch) -> float:
 
 
 def table_conv2d_microseconds(planned: PlannedLaunch) -> float:
-    """The time of one launch of table_conv2d: per weight one access to shared memory a position, and half of one."""
+    """The time of one launch of table_conv2d: per weight, an access to shared memory a word of positions and a half."""
     layer, density, device = planned.layer, planned.density, planned.device
     tile, tiling = tile_of(layer), layer.tiling
     x, y, streams = planned.grid
@@ -48,7 +51,8 @@ def table_conv2d_microseconds(planned: PlannedLaunch) -> float:
     weights = (
         density * layer.spec.weights_count / layer.geometry.output_channels / tiling.cluster * tiling.group_outputs
     )
-    accesses = weights * (tiling.rows + 0.5) * max(tile.lanes / 32, 0.25 + tile.lanes / 32 / 2)
+    words = tiling.rows / tile.paired * (PAIRED_ACCESS if tile.paired > 1 else 1)
+    accesses = weights * (words + 0.5) * max(tile.lanes / 32, 0.25 + tile.lanes / 32 / 2)
     clocks = TILE_ACCESS_CLOCKS * accesses + TILE_COPY_CLOCKS * planned.workload.tile_bytes
     waits = TILE_WAVE_MICROSECONDS * (math.ceil(here / resident) + 1 + (tiling.cluster > 1))
     return here * clocks / clocks_per_microsecond(device) + waits
