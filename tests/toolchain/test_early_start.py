@@ -136,16 +136,16 @@ def test_a_kernel_with_a_table_that_waits_computes_bit_for_bit_what_it_does_with
 
 
 @pytest.mark.parametrize("name", CASES | LINEAR_TABLES)
-def test_the_next_kernel_is_let_in_when_only_sums_are_left_to_store(name: str) -> None:
+def test_dependents_are_launched_when_only_sums_are_left_to_store(name: str) -> None:
     lines = ptx_of(name).splitlines()
-    let_in = [i for i, line in enumerate(lines) if "griddepcontrol.launch_dependents" in line]
+    launched = [i for i, line in enumerate(lines) if "griddepcontrol.launch_dependents" in line]
     products = [i for i, line in enumerate(lines) if re.search(r"fma\.rn\.(f32|f16x2)", line)]
     stores = [i for i, line in enumerate(lines) if "st.global" in line]
-    assert min(products) < let_in[0] < min(stores)
+    assert min(products) < launched[0] < min(stores)
 
 
 @pytest.mark.parametrize("name", CASES | LINEAR_TABLES)
-def test_other_kernels_neither_wait_nor_let_the_next_one_in(name: str) -> None:
+def test_other_kernels_neither_wait_nor_launch_dependents(name: str) -> None:
     case = ALL[name]
     assert "griddepcontrol" not in rewrite(template_of(case), weights_of(case, 0.3)).ptx.decode()
     assert not launch_of(case.spec, case.tiling).waits

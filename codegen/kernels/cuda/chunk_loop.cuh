@@ -8,7 +8,7 @@
 #pragma unroll
         for (int j = 0; j < SUMS; ++j) sum[p][j] = 0.f;
 
-    WAIT_FOR_THE_LAST;
+    WAIT_FOR_PRIOR_KERNEL;
 #if GATED
     Gates gates_of_images;
     gates_of_images.address = tile_address + GATES * 4;
@@ -95,7 +95,7 @@
         read_stage = read_stage == STAGES - 1 ? 0 : read_stage + 1;
         write_stage = write_stage == STAGES - 1 ? 0 : write_stage + 1;
     } while (++chunk < chunks);
-    LET_THE_NEXT_IN;
+    LAUNCH_DEPENDENTS;
     asm volatile("// farm.epilogue");
 #if DATA_TYPE == FLOAT16 && !FLOAT32_SUMS
 #include "accumulate.h"

@@ -11,12 +11,12 @@
 // chunks, which no load crosses. The next kernel begins when all blocks have only their sums left to store: earlier, kernels
 // would queue and crowd on few multiprocessors.
 #if WAITS
-#define WAIT_FOR_THE_LAST asm volatile("griddepcontrol.wait;" ::: "memory")
-#define LET_THE_NEXT_IN asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define WAIT_FOR_PRIOR_KERNEL asm volatile("griddepcontrol.wait;" ::: "memory")
+#define LAUNCH_DEPENDENTS asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
 #define READ "ld.global"
 #else
-#define WAIT_FOR_THE_LAST
-#define LET_THE_NEXT_IN
+#define WAIT_FOR_PRIOR_KERNEL
+#define LAUNCH_DEPENDENTS
 #define READ "ld.global.nc"
 #endif
 

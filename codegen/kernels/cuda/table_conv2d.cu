@@ -197,7 +197,7 @@ typedef float Residual;
 
 extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PARAMETERS, int output_step) {
     extern __shared__ __align__(16) float tile[];
-    LET_THE_NEXT_IN;
+    LAUNCH_DEPENDENTS;
     const int thread = threadIdx.x, lane = thread % LANES;
     const int of_group = thread / LANES % GROUP_OUTPUTS, slice = thread / GROUP_THREADS;
     const int rank = blockIdx.z % SHARES, first_output = blockIdx.z / SHARES * GROUP_OUTPUTS;
@@ -239,7 +239,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
             for (int i = lane; i < 2 * here; i += LANES)
                 copy_16(tile_address + buffer_word * 4 + i * 16, units + 2 * (size_t)unit + i);
             if (turn == 0) {
-                if (chunk == 0) WAIT_FOR_THE_LAST;
+                if (chunk == 0) WAIT_FOR_PRIOR_KERNEL;
                 copy_chunk(tile_address, image, (rank * CHUNKS + chunk) * CHUNK_CHANNELS, tile_row, tile_column);
 #if HAS_RESIDUAL
                 if (chunk == 0) {

@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
         if (unit + u < end) held[u].load(units + (size_t)(unit + u) * UNIT_QUADS, lane);
     LOAD_AHEAD
     if (thread == 0) inputs[CHUNK_CHANNELS] = Rows{};
-    WAIT_FOR_THE_LAST;
+    WAIT_FOR_PRIOR_KERNEL;
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
         if (chunk) __syncthreads();
@@ -167,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tabled(PARAMETERS) {
         end = next;
         if (CHUNKS > 1) LOAD_AHEAD
     }
-    LET_THE_NEXT_IN;
+    LAUNCH_DEPENDENTS;
     float value = 0.f;
 #pragma unroll
     for (int n = 0; n < IMAGES; ++n) {
