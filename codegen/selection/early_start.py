@@ -31,7 +31,7 @@ def with_early_start(spec: LayerSpec, tiling: Tiling, images: int, device: Devic
     `images` counts images or rows.
     """
     suits = tiling.kernel in WAITING and tiling.form == "rolled" and has_clusters(device.arch)
-    if not suits or images > MOST_IMAGES:
+    if not suits or images > MOST_IMAGES or spec.data_type == "bfloat16":  # no GPU has run its code that waits
         return tiling
     blocks, multiprocessors = prod(launch_of(spec, tiling).grid_at(images)), multiprocessors_for(device, tiling.cluster)
     places = ceil(blocks / multiprocessors) * multiprocessors

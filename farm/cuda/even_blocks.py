@@ -36,7 +36,7 @@ class SharedMemory:
 
     @staticmethod
     def of_current_device() -> SharedMemory:
-        """That of the current context's GPU. Raises DeviceError."""
+        """Shared memory of the current context's GPU. Raises DeviceError."""
         device = ctypes.c_int()
         call("cuCtxGetDevice", ctypes.byref(device))
         numbers = (_MULTIPROCESSORS, _SHARED, _BLOCK_SHARED, _RESERVED)
@@ -56,7 +56,7 @@ def even_bytes(needed: int, blocks: int, cluster: int, gpu: SharedMemory) -> int
 
 
 def even_bytes_of(function: ctypes.c_void_p, launch: Launch) -> int:
-    """Shared memory that a loaded kernel asks for when it is launched for one image. Raises DeviceError."""
+    """Shared memory that a loaded kernel asks for when it is launched for one image or row. Raises DeviceError."""
     sizes, size = [], ctypes.c_int()
     for number in _CLUSTER_SIZES:
         call("cuFuncGetAttribute", ctypes.byref(size), number, function)

@@ -171,7 +171,7 @@ class LoadedPart:
         """`code` is None for PTX, and if the driver does not report the address."""
         self._function = self.module.function(how.kernel)
         self._bytes_of_one = even_bytes_of(self._function, how) if how.waits else how.shared_bytes
-        """Shared memory of a block in a launch for one image."""
+        """Shared memory of a block in a launch for one image or row."""
         allow_shared(self._function, self._bytes_of_one)
         self._last_grid = 0, how.grid_at(0)
         """Number of images and grid of the last call, because the next call usually has as many images."""

@@ -21,7 +21,7 @@ import numpy as np
 from codegen.frontend.onnx.reader import read_checkpoint
 from codegen.ir.checkpoint import Layer
 from codegen.ir.tiling import Part
-from codegen.kernels import stream_count
+from codegen.kernels import needs_clusters, stream_count
 from codegen.model_zoo import resnet18, resnet50, write_network
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import make_template
@@ -93,7 +93,7 @@ def measure_layer(layer: Layer, alike: int) -> Measured:
     spec, nonzeros = layer.spec, layer.weights.nonzeros_per_output
     book, toolchain, options = TuningBook.of((), shipped_records()), find_toolchain(), ptxas_options(3)
     [(tiling, _)] = book.tilings(spec, BATCH * layer.likely_rows, nonzeros, BuildOptions((ARCH,)))
-    template = make_template(spec, tiling, virtual_arch(ARCH, clusters=tiling.cluster > 1), toolchain, LIMITS)
+    template = make_template(spec, tiling, virtual_arch(ARCH, clusters=needs_clusters(tiling)), toolchain, LIMITS)
     skeleton, skeleton_seconds = cpu_of(
         resource.RUSAGE_CHILDREN, lambda: make_skeleton(template, ARCH, toolchain, options, LIMITS)
     )

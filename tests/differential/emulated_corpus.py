@@ -30,7 +30,7 @@ from codegen.ir.checkpoint import Weights
 from codegen.ir.launch import Launch
 from codegen.ir.layer_spec import DataType
 from codegen.ir.tiling import Part
-from codegen.kernels import launch_of, stream_count
+from codegen.kernels import launch_of, needs_clusters, stream_count
 from codegen.ptx.rewrite import Kernel, rewrite
 from codegen.ptx.template import Template, make_template
 from codegen.sass.assemble.assembler import DirectAssembler, make_skeleton
@@ -123,7 +123,7 @@ class Task:
         for arch in self.archs:
             shape = drawn[has_clusters(arch)]
             if shape is not None and _instructions(shape) <= self.instructions:
-                archs.setdefault((shape, virtual_arch(arch, clusters=shape.tiling.cluster > 1)), []).append(arch)
+                archs.setdefault((shape, virtual_arch(arch, clusters=needs_clusters(shape.tiling))), []).append(arch)
         for (shape, virtual), alike in archs.items():
             elements = max(prod(shape.spec.input_shape), prod(shape.spec.output_shape))
             small = replace(shape, batch=max(1, min(shape.batch, MOST_ELEMENTS // elements)))

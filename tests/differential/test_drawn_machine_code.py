@@ -9,6 +9,7 @@ import pytest
 from codegen.sass.qualification import SUPPORTED_ARCHS
 from codegen.selection.code_size import DIRECT_INSTRUCTIONS
 from codegen.toolchain.tools import find_toolchain
+from farm.qualification.corpus import draw_shape
 from tests.differential import emulated_corpus
 from tests.differential.drawn_layers import DrawnLayer, Recipe
 from tests.differential.emulated_corpus import Outcomes, Task, compare, compared
@@ -44,6 +45,8 @@ def test_another_bit_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LINEAR_CLUSTER_SHAPE = 13
+WAITING_SHAPE = 5
+"""One without a cluster."""
 
 
 def test_the_corpus_in_the_emulator_counts_the_layers_of_each_assembler(
@@ -61,6 +64,17 @@ def test_the_corpus_in_the_emulator_counts_the_layers_of_each_assembler(
     assert compared(tmp_path / "results") == {task.name: outcomes}
     monkeypatch.setattr(emulated_corpus.sass, "run", lambda *_: None)
     assert task.outcomes().different.total() == 16
+
+
+def test_the_corpus_in_the_emulator_has_kernels_that_begin_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = draw_shape(WAITING_SHAPE, "float32")
+    assert shape is not None
+    assert shape.tiling.waits
+    monkeypatch.setattr(emulated_corpus, "LAYERS_PER_SHAPE", 2)
+    outcomes = Task(WAITING_SHAPE, "float32", ("sm_90",), find_toolchain(), DIRECT_INSTRUCTIONS).outcomes()
+    assert outcomes.equal["sm_90", "direct"]
+    assert not outcomes.refused
+    assert not outcomes.different
 
 
 def test_the_corpus_in_the_emulator_leaves_out_longer_shapes() -> None:

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from codegen.ir.checkpoint import Weights
+from codegen.kernels import needs_clusters
 from codegen.ptx.rewrite import rewrite
 from codegen.ptx.template import Template
 from codegen.target.arch import virtual_arch
@@ -37,6 +38,6 @@ def drawn_weights(name: str, density: float, seed: int) -> Weights:
 @cache
 def cubin_for(name: str, arch: str, density: float = 0.5, seed: int = 0) -> bytes:
     """The cubin of one of the operators' cases, the whole layer in one kernel."""
-    virtual = virtual_arch(arch, clusters=CASES[name].tiling.cluster > 1)
+    virtual = virtual_arch(arch, clusters=needs_clusters(CASES[name].tiling))
     kernel = rewrite(template_for(name, virtual), drawn_weights(name, density, seed))
     return assemble(kernel.ptx, arch, find_toolchain()).data

@@ -343,7 +343,8 @@ static int run_network(farm_bundle *bundle, int images) {
 /* Opens a bundle on a drawn GPU, whose driver fails now and then, and runs it. */
 static void run(const char *path, int *opened, int *ran) {
     static const char *const archs[] = {"80", "86", "90", "120"};
-    static const char *const failures[] = {"cuMemAlloc_v2", "cuModuleLoadData", "cuLaunchKernel", "variable", "fetcher"};
+    static const char *const failures[] = {"cuMemAlloc_v2", "cuModuleLoadData", "cuLaunchKernel", "cuLaunchKernelEx",
+                                           "cuFuncGetAttribute", "variable", "fetcher"};
     static const int images[] = {1, 2, 3, 70};
     int count = images[drawn(COUNT(images))];
     farm_bundle *bundle;

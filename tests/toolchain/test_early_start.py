@@ -25,8 +25,10 @@ from tests.toolchain.machine_case import ARCH, computed, directly, expected, tem
 from tests.toolchain.operator_case import HALVES, PAD, RESIDUAL, Case
 from tests.toolchain.pool_cases import POOL_CASES
 
-READS_OF_MEMORY = (0x180, 0x181, 0x1AE)
-"""LD, LDG and LDGSTS."""
+READS_TO_REGISTERS = (0x180, 0x181)
+"""LD and LDG."""
+READS_OF_MEMORY = (*READS_TO_REGISTERS, 0x1AE)
+"""With LDGSTS."""
 READ_IN_PTX = re.compile(r"^(?:\{ .*)?(?:@%?\w+ )?(?:ld\.global|cp\.async\.c[ag])", re.MULTILINE)
 DATA_TYPES: tuple[DataType, ...] = ("float32", "float16", "bfloat16")
 
@@ -102,7 +104,7 @@ def test_a_kernel_reads_nothing_but_its_table_before_it_waits(name: str) -> None
     assert not reads_of(before.splitlines(), r"\w+")
 
 
-@pytest.mark.parametrize("name", LINEAR_TABLES)
+@pytest.mark.parametrize("name", LINEAR_TABLES | CONV_TABLES)
 def test_inputs_are_not_read_as_data_that_never_changes(name: str) -> None:
     reads = reads_of(ptx_of(name).splitlines(), r"\w+_param_0")
     assert reads
@@ -116,8 +118,11 @@ def test_ptxas_moves_no_read_of_memory_to_before_the_wait(name: str) -> None:
     before = READ_IN_PTX.findall(ptx.partition("griddepcontrol.wait;")[0])
     opcodes = OPCODE.get(CubinFile.read(shared_cubin(ptx.encode(), ARCH, find_toolchain())).words)
     [wait] = np.flatnonzero(opcodes == ACQBULK)
-    reads = np.flatnonzero(np.isin(opcodes & KIND_MASK, READS_OF_MEMORY))
-    assert np.count_nonzero(reads < wait) <= len(before)
+    kinds = opcodes & KIND_MASK
+    reads = np.flatnonzero(np.isin(kinds, READS_OF_MEMORY))
+    # Tables are copied by LDGSTS too, in a loop that ptxas may unroll.
+    moved = np.flatnonzero(np.isin(kinds, READS_TO_REGISTERS)) if ALL[name].tiling.reads_table else reads
+    assert np.count_nonzero(moved < wait) <= len([read for read in before if "cp.async" not in read])
     assert (reads > wait).any()
 
 

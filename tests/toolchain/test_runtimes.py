@@ -267,11 +267,13 @@ def test_a_gpu_without_code_is_told_what_to_compile(played: Played, lenet: Path,
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_the_driver_refuses_is_named(played: Played, lenet: Path, language: str) -> None:
+def test_what_the_driver_refuses_is_named(played: Played, lenet: Path, lenet_of_batches: Path, language: str) -> None:
     said = played.run(language, lenet, 1, fail="cuModuleLoadData")
     assert "cuModuleLoadData" in said
     assert "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in said
     assert "cuLaunchKernel" in played.run(language, lenet, 1, fail="cuLaunchKernel")
+    for failing in ("cuLaunchKernelEx", "cuFuncGetAttribute"):
+        assert failing in played.run(language, lenet_of_batches, 1, fail=failing)
 
 
 @pytest.mark.parametrize("trouble", [{"arch": 120}, {"fail": "cuModuleLoadData"}, {"fail": "cuMemAlloc_v2"}])

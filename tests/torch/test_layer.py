@@ -72,6 +72,7 @@ def test_the_number_of_images_chooses_the_kernels(monkeypatch: pytest.MonkeyPatc
 def test_a_kernel_that_waits_itself_may_begin_before_the_one_ahead_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
     monkeypatch.setattr(module, "call", lambda name, *_: called.append(name))
+    monkeypatch.setattr(module, "even_bytes_of", lambda _, launch: launch.shared_bytes)
     how = Launch("k", (GridSize(2), GridSize(), GridSize()), (32, 1, 1), 0)
     for waits in (False, True):
         part = module.LoadedPart(b"code", replace(how, waits=waits))

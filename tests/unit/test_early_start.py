@@ -36,6 +36,12 @@ def test_kernels_of_one_image_begin_early_from_hopper_on(spec: LayerSpec, tiling
     assert with_early_start(spec, tiling, MOST_IMAGES + 1, H200) == tiling
 
 
+@pytest.mark.parametrize(("spec", "tiling"), [WAITING["conv2d"], WAITING["table_linear"]], ids=["conv2d", "linear"])
+def test_kernels_of_bfloat16_which_no_gpu_has_run_so_begin_as_they_did(spec: LayerSpec, tiling: Tiling) -> None:
+    assert with_early_start(replace(spec, data_type="bfloat16"), tiling, 1, H200) == tiling
+    assert with_early_start(replace(spec, data_type="float16"), tiling, 1, H200).waits
+
+
 def test_kernels_without_a_wait_begin_as_they_did() -> None:
     for tiling in (replace(CONV, kernel="direct_global", stages=0), replace(CONV, form="full")):
         assert with_early_start(of_outputs(40), tiling, 1, H200) == tiling

@@ -9,7 +9,7 @@
 // With WAITS a kernel begins before the one ahead of it has ended. Inputs are loaded by READ: ptxas may move
 // `ld.global.nc`, whose data never changes while a kernel runs, before the wait. Residuals are read behind the loop over
 // chunks, which no load crosses. The next kernel begins when all blocks have only their sums left to store: earlier, kernels
-// would queue and crowd on few multiprocessors.
+// would queue and crowd on few multiprocessors. Behind table_conv2d it begins at once, which takes as long there.
 #if WAITS
 #define WAIT_FOR_PRIOR_KERNEL asm volatile("griddepcontrol.wait;" ::: "memory")
 #define LAUNCH_DEPENDENTS asm volatile("griddepcontrol.launch_dependents;" ::: "memory")

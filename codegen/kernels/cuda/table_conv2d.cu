@@ -62,7 +62,7 @@ __device__ __forceinline__ float half_of(float value, int) { return value; }
 #endif
 #if !WHOLE_WORDS
 #define LOAD_ELEMENT(element, source, ok)                                                        \
-    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b16 %0,0; @p ld.global.nc.b16 %0,[%1]; }" \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p,%2,0; mov.b16 %0,0; @p " READ ".b16 %0,[%1]; }" \
                  : "=&h"(element) : "l"(source), "r"((int)(ok)));
 #endif
 
@@ -157,7 +157,7 @@ typedef unsigned Residual;
 #undef GET_WORD
 #define GET_WORD "mov.b32 {l,h},%5; "
 #define RESIDUAL_OPERANDS(offset) , "r"(residuals[n])
-#define LOAD_RESIDUAL "mov.b32 %0,0; @p ld.global.nc.b32 %0,[%2]; "
+#define LOAD_RESIDUAL "mov.b32 %0,0; @p " READ ".b32 %0,[%2]; "
 #define RESIDUAL_REGISTER "=&r"
 #else
 typedef float Residual;
@@ -166,11 +166,11 @@ typedef float Residual;
 #define RESIDUAL_OPERANDS(offset) , "f"(residuals[n])
 #define RESIDUAL_REGISTER "=&f"
 #if DATA_TYPE == FLOAT32
-#define LOAD_RESIDUAL "mov.f32 %0,0f00000000; @p ld.global.nc.f32 %0,[%2]; "
+#define LOAD_RESIDUAL "mov.f32 %0,0f00000000; @p " READ ".f32 %0,[%2]; "
 #elif DATA_TYPE == FLOAT16
-#define LOAD_RESIDUAL "mov.b16 h,0; @p ld.global.nc.b16 h,[%2]; cvt.f32.f16 %0,h; "
+#define LOAD_RESIDUAL "mov.b16 h,0; @p " READ ".b16 h,[%2]; cvt.f32.f16 %0,h; "
 #else
-#define LOAD_RESIDUAL "mov.b16 h,0; @p ld.global.nc.b16 h,[%2]; mov.b16 z,0; mov.b32 %0,{z,h}; "
+#define LOAD_RESIDUAL "mov.b16 h,0; @p " READ ".b16 h,[%2]; mov.b16 z,0; mov.b32 %0,{z,h}; "
 #endif
 #endif
 #endif

@@ -137,7 +137,7 @@ typedef struct {
     size_t code_bytes;
     CUmodule module;
     CUfunction function;
-    unsigned bytes_of_one; /* shared memory of a block in a launch for one image */
+    unsigned bytes_of_one; /* shared memory of a block in a launch for one image or row */
 } kernel;
 
 /* Shared memory of the GPU. */
