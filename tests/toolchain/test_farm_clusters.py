@@ -25,9 +25,10 @@ OPTIONS = BuildOptions(("sm_80", "sm_90", "sm_120"), batches=(1,))
 def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_them(farm: Farm, tmp_path: Path) -> None:
     [job] = farm.compile([NET], OPTIONS)
     assert job.status is Status.SUCCEEDED
-    older, *newer = farm.inspect(job.id).builds
+    older, newer = farm.inspect(job.id).builds
     assert older.tiling.cluster == 1
-    assert [(each.tiling.cluster > 1, each.tiling.waits) for each in newer] == [(True, True)] * 2
+    assert newer.tiling.cluster > 1
+    assert newer.tiling.waits
     assert [(each.archs, each.where, each.verification.ok) for each in farm.verify(job.id)] == [
         (("sm_80",), "machine code", True),
         (("sm_90",), "machine code", True),
@@ -39,7 +40,7 @@ def test_a_deep_layer_at_batch_one_has_clusters_on_every_architecture_that_has_t
         manifest
     )
     split = [each["archs"] for each in manifest["layers"][0]["tilings"] if "cluster" in each["tiling"]]
-    assert split == [["sm_90"], ["sm_120"]]
+    assert split == [["sm_90", "sm_120"]]
     [again] = farm.compile([NET], OPTIONS)
     assert again.hits == again.total
 
