@@ -62,8 +62,12 @@ class TableKernelModule(KernelModule, Protocol):
         """Expected size of the table if the non-zeros were spread evenly."""
 
 
-WAITING: Final[tuple[KernelName, ...]] = ("conv2d", "cluster_conv2d", "linear", "table_linear")
-"""Kernels that begin before the one ahead of them has ended if their tiling says so."""
+_WAITING: Final[tuple[KernelName, ...]] = ("conv2d", "cluster_conv2d", "linear", "table_linear")
+
+
+def can_wait(tiling: Tiling) -> bool:
+    """Whether the tiling's kernel begins before the one ahead of it has ended if the tiling says so."""
+    return tiling.kernel in _WAITING and tiling.form == "rolled"
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Lowered(Generic[Spec]):
             raise TilingError(f"{name} cannot compute {self.spec}: {self.unsuitable.get(name, 'no such kernel')}")
         if tiling.groups > 1 and name != "conv2d":
             raise TilingError(f"{name} cannot compute {self.spec} so: only conv2d has several K groups in a block")
-        if tiling.waits and (name not in WAITING or tiling.form == "full"):
+        if tiling.waits and not can_wait(tiling):
             raise TilingError(f"{name} cannot compute {self.spec} so: it cannot wait for the kernel ahead of it")
         if reason := module.refusal(self, tiling):
             raise TilingError(f"{name} cannot compute {self.spec} so: {reason}")

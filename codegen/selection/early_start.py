@@ -8,7 +8,7 @@ from math import ceil, prod
 from codegen.ir.layer_spec import LayerSpec
 from codegen.ir.tiling import Tiling
 from codegen.kernels import launch_of
-from codegen.kernels.lowering import WAITING
+from codegen.kernels.lowering import can_wait
 from codegen.selection.costs.occupancy import multiprocessors_for
 from codegen.target.arch import has_clusters
 from codegen.target.device_model import DeviceModel
@@ -30,8 +30,9 @@ def with_early_start(spec: LayerSpec, tiling: Tiling, images: int, device: Devic
 
     `images` counts images or rows.
     """
-    suits = tiling.kernel in WAITING and tiling.form == "rolled" and has_clusters(device.arch)
-    if not suits or images > MOST_IMAGES or spec.data_type == "bfloat16":  # no GPU has run its code that waits
+    if images > MOST_IMAGES or not can_wait(tiling) or not has_clusters(device.arch):
+        return tiling
+    if spec.data_type == "bfloat16":  # no GPU has run its code that waits
         return tiling
     blocks, multiprocessors = prod(launch_of(spec, tiling).grid_at(images)), multiprocessors_for(device, tiling.cluster)
     places = ceil(blocks / multiprocessors) * multiprocessors

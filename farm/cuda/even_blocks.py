@@ -24,15 +24,15 @@ SHARED_UNIT = 128
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Shared memory of a GPU."""
+    """Number of multiprocessors of a GPU, and limits of their shared memory in bytes."""
 
     multiprocessors: int
-    bytes: int
-    """Of a multiprocessor."""
+    multiprocessor_bytes: int
+    """Shared memory of one multiprocessor."""
     block_bytes: int
-    """Most that a block may ask for."""
+    """Maximum that one block may request."""
     reserved_bytes: int
-    """Taken by the system for each block."""
+    """Share of each block that the driver reserves."""
 
     @staticmethod
     def of_current_device() -> SharedMemory:
@@ -51,7 +51,7 @@ def even_bytes(needed: int, blocks: int, cluster: int, gpu: SharedMemory) -> int
     """
     usable = gpu.multiprocessors if cluster <= 2 else gpu.multiprocessors * 10 // 11 // cluster * cluster
     share = -(-blocks // max(1, usable))
-    most = min(gpu.bytes // share - gpu.reserved_bytes, gpu.block_bytes)
+    most = min(gpu.multiprocessor_bytes // share - gpu.reserved_bytes, gpu.block_bytes)
     return max(needed, most // SHARED_UNIT * SHARED_UNIT)
 
 

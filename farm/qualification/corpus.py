@@ -42,7 +42,7 @@ from codegen.ir.layer_spec import (
 )
 from codegen.ir.tiling import Accumulator, Tiling
 from codegen.kernels import tiled
-from codegen.kernels.lowering import WAITING
+from codegen.kernels.lowering import can_wait
 from codegen.model_zoo import prune
 from codegen.selection.choose import ranked_tilings
 from codegen.selection.feasibility import block_fits, comes_out_even
@@ -190,7 +190,7 @@ def draw_shape(number: int, data_type: DataType, *, clusters: bool = True) -> Sh
     if several:
         tiling = _with_groups(spec, tiling, 2 + 2 * (number // SEVERAL_EVERY // 2 % 2))
     if clusters and number % WAITING_EVERY == 1:
-        tiling = replace(tiling, waits=tiling.kernel in WAITING)
+        tiling = replace(tiling, waits=can_wait(tiling))
     return Shape(number, spec, tiling, batch)
 
 

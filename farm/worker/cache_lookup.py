@@ -22,7 +22,7 @@ TOOLS_STAGE = "tools"
 
 
 class _UnreadableIsMiss:
-    """A block that ends at an unreadable record; the statement after it answers that there is none.
+    """Context manager that leaves its block at an unreadable record; the statement after the block returns the miss.
 
     A record may contain anything, and the coordinator reads it too. Errors of the store itself are raised.
     """

@@ -16,7 +16,7 @@ NEEDED = 2000
 
 def resident(gpu: SharedMemory, asked: int) -> int:
     """Blocks for which a multiprocessor has shared memory."""
-    return gpu.bytes // (asked + gpu.reserved_bytes)
+    return gpu.multiprocessor_bytes // (asked + gpu.reserved_bytes)
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)

@@ -46,10 +46,8 @@
 #if PAIRED == 2
 typedef unsigned Place;
 __device__ __forceinline__ float half_of(unsigned word, int half) { return widened((Element)(word >> half * 16)); }
-#define SUM(h, r) sums[0][(h) * ROW_WORDS + (r)]
 #elif NEIGHBOURS == 2
 typedef unsigned Place;
-#define SUM(h, r) sums[h][r]
 __device__ __forceinline__ float half_of(unsigned word, int half) {
     float value;
     asm("cvt.f32.f16 %0,%1;" : "=f"(value) : "h"((unsigned short)(word >> half * 16)));
@@ -57,7 +55,6 @@ __device__ __forceinline__ float half_of(unsigned word, int half) {
 }
 #else
 typedef float Place;
-#define SUM(h, r) sums[h][r]
 __device__ __forceinline__ float half_of(float value, int) { return value; }
 #endif
 #if !WHOLE_WORDS
@@ -178,7 +175,8 @@ typedef float Residual;
     {                                                                                                  \
         const Place x = *(const Place*)(window + (place) + (r) * (NEXT_PLACE * 4));                    \
         _Pragma("unroll") for (int h = 0; h < NEIGHBOURS * PAIRED; ++h)                                \
-            SUM(h, r) = fmaf(half_of(x, h), __uint_as_float(bits), SUM(h, r));                         \
+            sums[h * ROW_WORDS + (r)] =                                                                \
+                fmaf(half_of(x, h), __uint_as_float(bits), sums[h * ROW_WORDS + (r)]);                 \
     }
 // Where output n lies in its image, and whether there is one.
 #define LOCATE(n)                                                                                              \
@@ -216,7 +214,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     const int position = lane < TILE_WIDTH * TILE_HEIGHT ? lane : 0;
     const int row = position / TILE_WIDTH, column = position % TILE_WIDTH;
     const char* window = (const char*)(tile + row * TILE_STRIDE_Y * ROW_PLACES + column * TILE_STRIDE_X);
-    float sums[NEIGHBOURS][ROWS] = {}, biases[OUTPUTS];
+    float sums[NEIGHBOURS * ROWS] = {}, biases[OUTPUTS];
 #pragma unroll
     for (int n = 0; n < OUTPUTS; ++n) {
         const unsigned* bias = table + BIAS_WORD + min(OUTPUT_CHANNEL(n), OUTPUT_CHANNELS - 1);
@@ -277,7 +275,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
     for (int h = 0; h < NEIGHBOURS; ++h)
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
-            tile[h * (THREADS * ROWS) + (thread / LANES * ROWS + r) * LANES + lane] = sums[h][r];
+            tile[h * (THREADS * ROWS) + (thread / LANES * ROWS + r) * LANES + lane] = sums[h * ROWS + r];
 #if SHARES > 1
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -291,7 +289,7 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(THREADS) tabled_conv2d(PA
 #pragma unroll
         for (int h = 0; h < NEIGHBOURS; ++h) {
 #if SLICES * SHARES == 1
-            total[h] = sums[h][n];
+            total[h] = sums[h * ROWS + n];
 #else
             const int index = h * (THREADS * ROWS) + rank * SUMS_LEFT + min(thread + n * THREADS, SUMS_LEFT - 1);
             total[h] = 0.f;

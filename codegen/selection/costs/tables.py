@@ -23,7 +23,8 @@ TILE_ACCESS_CLOCKS, TILE_COPY_CLOCKS, TILE_WAVE_MICROSECONDS = 1.9, 0.037, 1.1
 the tile on its way there, and the wait for a wave of blocks, a launch or a cluster."""
 
 PAIRED_ACCESS = 1.45
-"""Clocks of an access to a word of two positions, whose halves are widened, over those of a word of one; 26 times."""
+"""Clocks of an access to a word of two positions over those of a word of one, whose value needs no widening. Fitted to
+26 times."""
 
 
 def table_linear_microseconds(planned: PlannedLaunch) -> float:

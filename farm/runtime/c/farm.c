@@ -140,9 +140,10 @@ typedef struct {
     unsigned bytes_of_one; /* shared memory of a block in a launch for one image or row */
 } kernel;
 
-/* Shared memory of the GPU. */
+/* Multiprocessors of the GPU and the bytes of their shared memory: of one multiprocessor, the maximum of a block, and what
+ * the driver reserves of each block. */
 typedef struct {
-    int multiprocessors, bytes /* of a multiprocessor */, block_bytes /* most of a block */, reserved_bytes /* of a block */;
+    int multiprocessors, multiprocessor_bytes, block_bytes, reserved_bytes;
 } shared_memory;
 
 /* Kernels of a layer that together compute it. */
@@ -319,7 +320,7 @@ static int find_bytes_of_one(kernel *each, shared_memory gpu) {
     usable = cluster <= 2 ? gpu.multiprocessors : gpu.multiprocessors * 10 / 11 / cluster * cluster;
     usable = usable > 1 ? usable : 1;
     share = ((int64_t)blocks(grid[0], 1) * blocks(grid[1], 1) * blocks(grid[2], 1) + usable - 1) / usable;
-    most = (int)(gpu.bytes / share) - gpu.reserved_bytes;
+    most = (int)(gpu.multiprocessor_bytes / share) - gpu.reserved_bytes;
     most = (most < gpu.block_bytes ? most : gpu.block_bytes) / SHARED_UNIT * SHARED_UNIT;
     if (most > (int)each->bytes_of_one) each->bytes_of_one = (unsigned)most;
     return 0;
@@ -353,15 +354,8 @@ static int load_fetcher(farm_bundle *bundle) {
     return 0;
 }
 
-static int load_kernels(farm_bundle *bundle, const farm_members *members) {
+static int load_kernels(farm_bundle *bundle, const farm_members *members, shared_memory gpu) {
     int i, layer, most_parts = 1;
-    CUdevice device;
-    shared_memory gpu;
-    DRIVER(cuCtxGetDevice(&device));
-    DRIVER(cuDeviceGetAttribute(&gpu.multiprocessors, 16, device));
-    DRIVER(cuDeviceGetAttribute(&gpu.bytes, 81, device));
-    DRIVER(cuDeviceGetAttribute(&gpu.block_bytes, 97, device));
-    DRIVER(cuDeviceGetAttribute(&gpu.reserved_bytes, 111, device));
     for (i = 0; i < bundle->kernel_count; i++) TRY(load_kernel(members, &bundle->plan, gpu, &bundle->kernels[i]));
     TRY(load_fetcher(bundle));
     for (layer = 0; layer < bundle->plan.layer_count; layer++) {
@@ -480,18 +474,22 @@ static int load(farm_bundle *bundle, const farm_members *members) {
     CUdevice device;
     char *text;
     size_t bytes;
-    int major, minor, multiprocessors, l2_bytes;
+    int major, minor, l2_bytes;
+    shared_memory gpu;
     DRIVER(cuCtxGetDevice(&device));
     DRIVER(cuDeviceGetAttribute(&major, 75, device)); /* the compute capability */
     DRIVER(cuDeviceGetAttribute(&minor, 76, device));
-    DRIVER(cuDeviceGetAttribute(&multiprocessors, 16, device));
     DRIVER(cuDeviceGetAttribute(&l2_bytes, 38, device));
-    bundle->multiprocessors = multiprocessors;
+    DRIVER(cuDeviceGetAttribute(&gpu.multiprocessors, 16, device));
+    DRIVER(cuDeviceGetAttribute(&gpu.multiprocessor_bytes, 81, device));
+    DRIVER(cuDeviceGetAttribute(&gpu.block_bytes, 97, device));
+    DRIVER(cuDeviceGetAttribute(&gpu.reserved_bytes, 111, device));
+    bundle->multiprocessors = gpu.multiprocessors;
     bundle->l2_bytes = l2_bytes;
     TRY(farm_read_plan_member(members, PLAN_FILE, MOST_PLAN_BYTES, &text, &bytes));
     TRY(farm_read_plan(text, bytes, &bundle->plan));
     TRY(choose_kernels(bundle, major * 10 + minor));
-    TRY(load_kernels(bundle, members));
+    TRY(load_kernels(bundle, members, gpu));
     TRY(load_glue(bundle, members));
     TRY(load_constants(bundle, members));
     TRY(make_arguments(bundle));
